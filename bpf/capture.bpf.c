@@ -275,8 +275,10 @@ static __always_inline int redirect_to_proxy(struct bpf_sock_addr *ctx, const st
 	s->key.proxy_suffix_be = proxy->w[3];
 	put_words(s->origin.destination_ip, to);
 	s->origin.destination_port_be = ctx->user_port;
+	/* getsockname() shows this address: the kernel selects a loopback address for the connection to the proxy. */
 	if (pod && !is_bound(sk, sk->family == AF_INET))
 		__builtin_memcpy(s->local_ip, is_mapped(to) ? pod->ip4 : pod->ip6, sizeof(s->local_ip));
+	/* This hook sees the subflow, but getpeername() and getsockname() see the MPTCP socket that the application has. */
 	mptcp = bpf_skc_to_mptcp_sock(sk);
 	if (mptcp) {
 		of_mptcp = bpf_sk_storage_get(&canal_sockets, mptcp, 0, BPF_SK_STORAGE_GET_F_CREATE);

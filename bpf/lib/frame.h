@@ -245,6 +245,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_FOREIGN;
 	if (ip->version != 4 || ip->ihl != 5)
 		return FRAME_MALFORMED;
+	/* A later fragment has no UDP header, so its flow is unknown. */
 	if (ip->frag_off & bpf_htons(0x1fff))
 		return FRAME_FRAGMENT;
 	if ((void *)(udp + 1) > end)
@@ -261,7 +262,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_MALFORMED;
 	first = bpf_ntohl(vxlan[1]);
 	f->stamp = bpf_ntohl(vxlan[0]) & 0xffffff;
-	/* Reserved bits are used only inside the tier. */
+	/* The flags must be the I flag alone (RFC 7348 section 5). Reserved bits are used only inside the tier. */
 	if (bpf_ntohl(vxlan[0]) >> 24 != 0x08 || (f->stamp && first >> 8 != CANAL_TIER_VNI))
 		return FRAME_MALFORMED;
 	f->outer_source_be = ip->saddr;

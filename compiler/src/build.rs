@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
 use canal_model::program::{HostMatch, RouteObject, RouteRule, VirtualHost};
@@ -94,6 +95,7 @@ fn ingress(
             routes: RouteTable::new(rules.remove(&gateway.service).unwrap_or_default()),
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
+            trusted_proxies: gateway.trusted_proxies,
             certificates: gateway.certificates.clone(),
             id: ingress.ids.get(&gateway.service).copied(),
         }
@@ -150,10 +152,12 @@ fn close_beyond_limit(
                         .to_owned()
                 }
             };
-            // Every later listener with matches is closed too.
+            // Every later listener with matches is closed too, so the open ones are the first in
+            // order, whatever their sizes.
             left = 0;
             listener.virtual_hosts.clear();
             report.general(
+                Code::LimitExceeded,
                 format!(
                     "listener {} of {} is closed: {problem}",
                     listener.listener.name, gateway.service

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::policy::Document;
 
 use crate::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
@@ -25,13 +26,14 @@ impl DiagnosticCollector {
     /// Reports an error: a part of the object does not work as written.
     pub(crate) fn error(
         &mut self,
+        code: DiagnosticCode,
         document: &Document,
         field: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
         self.push(
-            Severity::Error,
+            (Severity::Error, code),
             document,
             field.into(),
             problem.into(),
@@ -39,16 +41,28 @@ impl DiagnosticCollector {
         );
     }
 
-    /// Reports a warning: a part of the object may not be meant as written.
-    pub(crate) fn warning(
+    /// Reports that the object exceeds a limit.
+    pub(crate) fn refuse_excess(
         &mut self,
         document: &Document,
         field: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
+        self.error(DiagnosticCode::LimitExceeded, document, field, problem, fix);
+    }
+
+    /// Reports a warning: a part of the object may not be meant as written.
+    pub(crate) fn warning(
+        &mut self,
+        code: DiagnosticCode,
+        document: &Document,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         self.push(
-            Severity::Warning,
+            (Severity::Warning, code),
             document,
             field.into(),
             problem.into(),
@@ -65,14 +79,19 @@ impl DiagnosticCollector {
     }
 
     /// Reports an error about the tenant as a whole.
-    pub(crate) fn general(&mut self, problem: impl Into<String>, fix: impl Into<String>) {
-        self.diagnostics
-            .push(of_tenant(Severity::Error, problem.into(), fix.into()));
+    pub(crate) fn general(
+        &mut self,
+        code: DiagnosticCode,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        let diagnostic = of_tenant((Severity::Error, code), problem.into(), fix.into());
+        self.diagnostics.push(diagnostic);
     }
 
     fn push(
         &mut self,
-        severity: Severity,
+        (severity, code): (Severity, DiagnosticCode),
         document: &Document,
         field: String,
         problem: String,
@@ -81,6 +100,7 @@ impl DiagnosticCollector {
         let (origin, object) = (Some(document.origin.clone()), Some(document.object.key()));
         self.add(Diagnostic {
             severity,
+            code,
             origin,
             object,
             field,
@@ -126,7 +146,7 @@ impl DiagnosticCollector {
                 "the tenant has more than {DIAGNOSTICS_OF_SEVERITY_MAX} {what}; the rest is left out"
             );
             self.diagnostics.push(of_tenant(
-                severity,
+                (severity, DiagnosticCode::DiagnosticsLeftOut),
                 problem,
                 "correct those that are listed".to_owned(),
             ));
@@ -138,9 +158,14 @@ impl DiagnosticCollector {
     }
 }
 
-fn of_tenant(severity: Severity, problem: String, fix: String) -> Diagnostic {
+fn of_tenant(
+    (severity, code): (Severity, DiagnosticCode),
+    problem: String,
+    fix: String,
+) -> Diagnostic {
     Diagnostic {
         severity,
+        code,
         origin: None,
         object: None,
         field: String::new(),

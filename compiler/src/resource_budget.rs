@@ -74,14 +74,14 @@ impl ResourceBudget {
     }
 
     /// Counts bytes of one more route table with rules that were counted before. Returns false, and
-    /// counts nothing, if there is no room for it.
+    /// counts nothing, if it does not fit.
     pub(crate) fn take_route_table(&mut self, bytes: u64) -> bool {
         let used = self.used.route_table_bytes.saturating_add(bytes);
-        let has_room = used <= self.budget.route_table_bytes;
-        if has_room {
+        let fits = used <= self.budget.route_table_bytes;
+        if fits {
             self.used.route_table_bytes = used;
         }
-        has_room
+        fits
     }
 
     /// Counts the hosts of a route on a listener. Returns false if compiling must stop.

@@ -71,6 +71,7 @@ impl RouteWeights {
             + rule.filters.as_deref().map_or(0, filter_bytes)
             + rule.attempts.as_deref().map_or(0, attempt_bytes)
             + rule.cors.as_deref().map_or(0, cors_bytes)
+            + rule.mirrors.len() as u64 * (BACKEND_BYTES + FIELD_BYTES)
             + rule
                 .faults
                 .as_deref()

@@ -187,6 +187,7 @@ fn regular_expressions_are_charged_their_automata_for_each_host() {
         1,
         &regexes((0..2).map(|n| format!("[ab]{{3000}}{n}"))),
     ));
+    // A second expression adds its states to the automaton that the service has already.
     assert!(
         (states..states + AUTOMATON_BYTES).contains(&(two - one)),
         "the service has one automaton: {two}"
@@ -197,6 +198,7 @@ fn regular_expressions_are_charged_their_automata_for_each_host() {
         hosts.join(", "),
         regexes(["[ab]{3000}".to_owned()].into_iter())
     );
+    // Each host has an automaton of its own, so ten hosts cost at least ten times as much.
     assert!(
         weight(&route("r", 1, &hosts)) >= 10 * (AUTOMATON_BYTES + states),
         "each host has an automaton"

@@ -85,6 +85,8 @@ fn check(path: &Path) -> Vec<String> {
     };
     let (ir, found) = build_ir(&input);
     let output = compile(&input);
+    // Two paths of the compiler must agree: `build_ir` for the oracle, and `compile` for data
+    // planes.
     assert_eq!(output.diagnostics, found, "{}", path.display());
     let mut texts = vec![("diagnostics", case.diagnostics(&found))];
     if let Some(ir) = &ir {
@@ -157,6 +159,7 @@ fn programs(ir: &Ir, resources: &[Resource]) -> [(&'static str, String); 4] {
     let edge = lower::edge(ir, &"e1".parse().unwrap(), &az, &placement);
     let key_server = lower::key_server(ir, &"k1".parse().unwrap(), &az, &placement);
     let mut sent: Vec<&Resource> = gateway.iter().chain(&edge).chain(&key_server).collect();
+    // A node without workloads receives no resource that another node does not.
     let names: BTreeSet<&NodeName> = ir.workloads.iter().map(|workload| &workload.node).collect();
     let nodes: Vec<_> = names
         .iter()
@@ -228,6 +231,7 @@ impl GoldenCase {
             journeys: Vec::new(),
         };
         for line in own.lines() {
+            // The lines after # are comments in YAML, so a file remains a policy as users write it.
             if let Some(name) = line.strip_prefix("#with ") {
                 let name = format!("_{}.yaml", name.trim());
                 case.add(&name, &fs::read_to_string(folder().join(&name)).unwrap());
@@ -247,6 +251,8 @@ impl GoldenCase {
         }
         let own = certificates::fill_in(&own);
         case.add(&path.file_name().unwrap().to_string_lossy(), &own);
+        // The ids follow the order of the names, so that a golden does not change with the order of
+        // files.
         let keys = service_keys(&case.tenant, &case.documents);
         case.ids = keys
             .into_iter()
@@ -264,9 +270,11 @@ impl GoldenCase {
     }
 
     fn diagnostics(&self, found: &[Diagnostic]) -> String {
+        // The tests of the analysis show the codes.
+        let text = |d: &Diagnostic| d.to_string().replacen(&format!("[{}]", d.code), "", 1);
         let mut out = String::new();
         for diagnostic in &self.parsed {
-            writeln!(out, "{diagnostic}").unwrap();
+            writeln!(out, "{}", text(diagnostic)).unwrap();
         }
         for diagnostic in found {
             let mut diagnostic = diagnostic.clone();
@@ -281,7 +289,7 @@ impl GoldenCase {
                     &diagnostic.field,
                 ));
             }
-            writeln!(out, "{diagnostic}").unwrap();
+            writeln!(out, "{}", text(&diagnostic)).unwrap();
         }
         out
     }
@@ -349,11 +357,14 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
             attempts,
             faults,
             cors,
+            mirrors,
         } => {
             let attempts = text::attempts(attempts.as_deref());
             let faults = text::faults(faults.as_deref());
             let cors = text::cors(cors.as_deref());
-            let mut shares = format!("{} {}{attempts}{faults}{cors}", rule.kind, rule.rule);
+            let mirrors = text::mirrors(&mirrors);
+            let effects = [attempts, faults, cors, mirrors].concat();
+            let mut shares = format!("{} {}{effects}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

@@ -201,6 +201,7 @@ fn texts_and_regular_expressions() {
     check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
         rule_with_match(&format!(
             "{{path: {{type: Exact, value: /{}}}}}",
+            // The slash in front counts as one byte.
             "a".repeat(bytes - 1)
         ))
     });
@@ -226,6 +227,7 @@ fn texts_and_regular_expressions() {
     check(REGEX_NESTING_MAX as usize, "nested", |depth| {
         rule_with_match(&format!(
             "{{path: {{type: RegularExpression, value: '/{}a{}'}}}}",
+            // The path is one level of nesting itself.
             "(".repeat(depth - 1),
             ")".repeat(depth - 1)
         ))
@@ -235,6 +237,7 @@ fn texts_and_regular_expressions() {
             "{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"
         ))
     };
+    // 1,000 repetitions fit into the memory of one expression, and 50,000 do not.
     assert_eq!(output(&repeated(10)).diagnostics, []);
     let large = output(&repeated(500));
     assert!(
@@ -270,6 +273,48 @@ fn regular_expressions_of_a_service() {
             .contains("regular expressions of service default/web"),
         "{:?}",
         many.diagnostics[0]
+    );
+}
+
+/// A route on two Services takes from each budget what it uses; the one that has little left takes
+/// nothing else from the other.
+#[test]
+fn regular_expressions_of_one_service_spend_none_of_another() {
+    let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\n\
+        spec: {clusterIP: 192.168.0.77, ports: [{name: http, port: 80}]}\n---\n";
+    let of = |name: &str, services: &[&str], count: usize| {
+        let parents = services
+            .iter()
+            .map(|service| format!("{{group: '', kind: Service, name: {service}}}"));
+        let parents = parents.collect::<Vec<_>>().join(", ");
+        let mut text = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
+        );
+        for number in 0..count {
+            let value = format!("/{number}(abc|d[e-z]){{300}}");
+            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+        }
+        text + "---\n"
+    };
+    let refused = |text: &str, service: &str| {
+        let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{other}{text}"));
+        let ir = build_ir(&tenant.input()).0.unwrap();
+        let service = ir
+            .services
+            .values()
+            .find(|it| it.service.key.name.as_str() == service);
+        let rules = service.unwrap().routes.rules();
+        let refused = |rule: &&Arc<RouteRule>| matches!(rule.action, RouteAction::Refuse { .. });
+        rules.iter().filter(refused).count()
+    };
+    // The first route leaves `web` little; `both` adds one expression to each Service.
+    let scarce = of("a", &["web"], 200) + &of("both", &["web", "other"], 1);
+    let alone = of("last", &["other"], 2);
+    assert!(refused(&scarce, "web") > 0);
+    assert_eq!(
+        refused(&(scarce + &alone), "other"),
+        1,
+        "only `both` is refused"
     );
 }
 
@@ -377,6 +422,23 @@ fn headers_that_a_filter_changes() {
             ))
         },
     );
+}
+
+#[test]
+fn mirrors_of_a_rule() {
+    let yaml = |count: usize| {
+        let mirrors = "{type: RequestMirror, requestMirror: {backendRef: {name: web, port: 80}}}, "
+            .repeat(count);
+        route(&format!(
+            "  rules: [{{filters: [{mirrors}], backendRefs: [{{name: web, port: 80}}]}}]"
+        ))
+    };
+    assert_eq!(output(&yaml(MIRRORS_PER_RULE_MAX)).diagnostics, []);
+    let beyond = output(&yaml(MIRRORS_PER_RULE_MAX + 1));
+    let problems: Vec<_> = beyond.diagnostics.iter().map(|d| &d.problem).collect();
+    assert_eq!(problems, ["the rule has more than 8 mirrors"]);
+    let mirrors: usize = routes(&beyond).iter().map(|rule| rule.mirrors.len()).sum();
+    assert_eq!(MIRRORS_PER_RULE_MAX, mirrors, "requests are served");
 }
 
 #[test]
@@ -550,6 +612,7 @@ fn resolvers_of_a_tenant() {
         (count(&fine), fine.diagnostics.as_slice()),
         (RESOLVERS_MAX, &[][..])
     );
+    // Two beyond the limit are one diagnostic.
     let beyond = tenant(many(RESOLVERS_MAX + 2));
     assert_eq!(
         (count(&beyond), beyond.diagnostics.len()),
@@ -562,6 +625,7 @@ fn resolvers_of_a_tenant() {
         "{:?}",
         beyond.diagnostics
     );
+    // Loopback, unspecified and multicast addresses are no resolvers for pods.
     for none in ["127.0.0.53", "\"::1\"", "0.0.0.0", "224.0.0.251"] {
         let output = tenant(vec![none.to_owned(), "10.9.0.1".to_owned()]);
         assert_eq!(

@@ -262,13 +262,14 @@ fn issuers_and_their_keys() {
     let inline = |n: usize| {
         token(&format!(
             "jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]",
+            // The set without its closing quote, so that the padding is inside of the value.
             &KEYS[1..KEYS.len() - 1],
             " ".repeat(n)
         ))
     };
-    let room = KEYS_BYTES_MAX - (KEYS.len() - 2);
-    assert_eq!(keyed(&output(&inline(room))), [true, true]);
-    let beyond = output(&inline(room + 1));
+    let padding = KEYS_BYTES_MAX - (KEYS.len() - 2);
+    assert_eq!(keyed(&output(&inline(padding))), [true, true]);
+    let beyond = output(&inline(padding + 1));
     assert_eq!(keyed(&beyond), [true, false]);
     assert!(
         beyond
@@ -278,6 +279,7 @@ fn issuers_and_their_keys() {
         "{:?}",
         beyond.diagnostics
     );
+    // The policy stays in force: only the issuer without keys is disabled.
     assert_eq!(broken(&beyond), [false]);
     let uris = |n: usize| {
         let mut yaml = String::new();
@@ -497,6 +499,24 @@ fn reserved_names_compile_to_nothing() {
 }
 
 /// Each target of a policy gets a unique name, whatever other policies are called.
+/// A class stands for all of its Gateways, and each of them is a target.
+#[test]
+fn gateways_of_a_class_that_a_policy_names() {
+    let gateways = |n: usize| {
+        let gateway = |at: usize| {
+            format!(
+                "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: g{at}}}\nspec: {{gatewayClassName: canal, listeners: [{{name: a, port: 80, protocol: HTTP}}]}}\n---\n"
+            )
+        };
+        (0..n).map(gateway).collect::<String>()
+    };
+    let class = "targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: canal}], rules: [{}]";
+    let of_root = policy(class).replace("{name: p}", "{name: p, namespace: istio-system}");
+    check(TARGETS_PER_POLICY_MAX, "targets are more than", |n| {
+        gateways(n) + &of_root
+    });
+}
+
 #[test]
 fn targets_have_unique_names() {
     let named =

@@ -80,6 +80,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
             attempts: winner.attempts.clone(),
             faults: winner.faults.clone(),
             cors: winner.cors.clone(),
+            mirrors: winner.mirrors.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,
@@ -119,6 +120,7 @@ fn check_sound(resources: &[Resource]) {
             resource.name()
         );
         kinds.push(resource.kind());
+        // Resources must survive the wire format unchanged.
         let read = canal_wire::southbound::decode(
             resource.kind(),
             &resource.name(),
@@ -291,6 +293,7 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
     ];
     let mut runner = TestRunner::deterministic();
     let (mut evaluated, mut denied, mut kept) = (0, 0, 0);
+    // Deterministic cases; the counts below prove that enough of them matter.
     for _ in 0..400 {
         let GeneratedPolicies { mut case, facts } =
             policies().new_tree(&mut runner).unwrap().current();
@@ -332,11 +335,14 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
                     .collect();
                 for all in &facts {
                     let mut at_node = all.clone();
+                    // A node observes connections only: attributes of requests are unknown to it.
                     at_node.is_complete = false;
                     at_node
                         .values
                         .retain(|attribute, _| seen_by_nodes.contains(attribute));
                     if all.is_complete {
+                        // An attribute that a node observes and that has no value is absent, not
+                        // unknown.
                         for attribute in seen_by_nodes
                             .iter()
                             .filter(|attribute| !all.unseen.contains(*attribute))
@@ -356,6 +362,7 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
             }
         }
     }
+    // At least one in twenty must be denied, so that a node that admits everything would fail.
     assert!(
         evaluated > 1000 && denied * 20 > evaluated && kept > 100,
         "{evaluated} judged, {denied} denied, {kept} kept a gateway"

@@ -59,6 +59,7 @@ fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
 
 #[test]
 fn the_newer_tenant_loses_a_conflict() {
+    // The fields are the VNI, the trust domain, the pod range, a replica, and its address.
     let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1");
     check(
         &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.2.0.1")],
@@ -80,6 +81,7 @@ fn the_newer_tenant_loses_a_conflict() {
         &["beta"],
         &["beta spec.podCidrs[0]"],
     );
+    // The first of the list is the oldest, so here alpha yields.
     check(
         &[("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1"), alpha],
         &["alpha"],
@@ -115,6 +117,7 @@ fn the_newer_tenant_loses_a_conflict() {
 /// must differ.
 #[test]
 fn tenants_on_the_tier_may_have_the_same_addresses() {
+    // The last field, gatewayCidrs, puts the tenant on the cloud tier.
     let alpha = (
         "alpha",
         "1 a.example 10.1.0.0/16 gw-0 10.1.0.1 10.101.0.0/20",
@@ -157,6 +160,7 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
         &["beta"],
         &["beta spec.podCidrs[0]"],
     );
+    // The pod range lies in alpha's gatewayCidrs, and beta itself is not on the tier.
     check(
         &[alpha, ("beta", "2 b.example 10.101.8.0/24 gw-1 10.1.0.1")],
         &["beta"],

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::diagnostic_code::DiagnosticCode;
 use crate::policy::ObjectKey;
 
 /// The severity of a diagnostic.
@@ -14,6 +15,15 @@ pub enum Severity {
     Error,
     /// The object works as written, but perhaps not as intended.
     Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        })
+    }
 }
 
 /// A position in a file. Lines and columns count from 1; columns count characters.
@@ -35,6 +45,8 @@ impl fmt::Display for SourceLocation {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Diagnostic {
     pub severity: Severity,
+    /// What the diagnostic is about; scripts may rely on it.
+    pub code: DiagnosticCode,
     /// Position of the field if it is known, else of the object's first line.
     pub origin: Option<SourceLocation>,
     /// Object concerned; `None` if the document does not even name its object.
@@ -53,10 +65,7 @@ impl fmt::Display for Diagnostic {
         if let Some(origin) = &self.origin {
             write!(f, "{origin}: ")?;
         }
-        f.write_str(match self.severity {
-            Severity::Error => "error: ",
-            Severity::Warning => "warning: ",
-        })?;
+        write!(f, "{}[{}]: ", self.severity, self.code)?;
         if let Some(object) = &self.object {
             write!(f, "{object}: ")?;
         }
@@ -75,6 +84,7 @@ mod tests {
     fn a_diagnostic_reads_as_one_line() {
         let diagnostic = Diagnostic {
             severity: Severity::Error,
+            code: DiagnosticCode::UnsupportedField,
             origin: Some(SourceLocation {
                 file: "routes.yaml".into(),
                 line: 3,
@@ -87,7 +97,7 @@ mod tests {
         };
         assert_eq!(
             diagnostic.to_string(),
-            "routes.yaml:3:7: error: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not supported in this version; fix: remove the field"
+            "routes.yaml:3:7: error[CANAL0103]: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not supported in this version; fix: remove the field"
         );
     }
 }

@@ -7,6 +7,7 @@
 pub mod authorization;
 pub mod certificate;
 pub mod diagnostic;
+pub mod diagnostic_code;
 pub mod fleet;
 pub mod identity;
 pub mod ids;

@@ -20,6 +20,8 @@ pub const UDP_PORTS_PER_WORKLOAD_MAX: usize = 64;
 pub const DIRECT_PORTS_PER_WORKLOAD_MAX: usize = 64;
 /// Largest weight of a backend (Gateway API BackendRef.weight).
 pub const WEIGHT_MAX: u32 = 1_000_000;
+/// Maximum number of proxies between clients and a Gateway.
+pub const TRUSTED_PROXIES_MAX: u8 = 16;
 /// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
 /// allows 64 in each of these objects).
 pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;

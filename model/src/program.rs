@@ -14,6 +14,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::request_fraction::RequestFraction;
 use crate::route_attempts::AttemptPolicy;
 use crate::route_cors::CorsPolicy;
 use crate::route_faults::FaultPolicy;
@@ -335,6 +336,8 @@ pub struct IngressGateway {
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects.
     pub listeners: Vec<IngressListener>,
+    /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
+    pub trusted_proxies: u8,
 }
 
 /// One listener of a Gateway as gateway replicas serve it.
@@ -549,6 +552,17 @@ pub struct RouteRule {
     pub faults: Option<Box<FaultPolicy>>,
     /// Cross-origin resource sharing; `None` for nearly all rules.
     pub cors: Option<Box<CorsPolicy>>,
+    /// Services that get copies of requests. It is about quality of service, like `attempts`.
+    pub mirrors: Vec<RouteMirror>,
+}
+
+/// A service that gets copies of a part of a rule's requests. Its responses are discarded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteMirror {
+    pub target: BackendTarget,
+    pub fraction: RequestFraction,
+    /// True if the host of a copy ends with `-shadow`, as Envoy's does, which Istio configures.
+    pub shadows_host: bool,
 }
 
 /// A host to match, lower case, without port.

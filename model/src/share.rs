@@ -164,6 +164,8 @@ share_kinds! {
             "Requests and tunnels in flight in a gateway process.";
         GatewayDelayedRequests, "gatewayDelayedRequests", "gateway_delayed_requests", "requests", Share::Percent(10),
             "Requests in flight in a gateway process that faults of rules delay.";
+        GatewayMirroredRequests, "gatewayMirroredRequests", "gateway_mirrored_requests", "requests", Share::Percent(25),
+            "Copies of requests that a gateway process sends to mirrors at the same time.";
         GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
             "Bytes that a gateway process holds for readers that do not read.";
         GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),

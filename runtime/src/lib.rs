@@ -19,6 +19,7 @@ mod timestamp;
 
 pub use files::raise_file_limit;
 pub use share::{
-    GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig, TenantPermit,
+    RevocationOrder, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig,
+    TenantPermit,
 };
 pub use timestamp::Rfc3339Time;

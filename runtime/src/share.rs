@@ -41,12 +41,12 @@ impl fmt::Display for ShareHolder {
 
 /// The order in which the largest holder's revocable permits end when it has to give way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GiveWay {
+pub enum RevocationOrder {
     /// The oldest permit ends first. This suits connections that should have authenticated long
     /// ago.
-    Oldest,
+    OldestFirst,
     /// The newest permit ends first. This suits sessions that earn trust with age.
-    Newest,
+    NewestFirst,
 }
 
 /// The configuration of a limit.
@@ -59,7 +59,7 @@ pub struct TenantLimitConfig {
     /// Part of the capacity that only the provider may take.
     pub reserve: u64,
     /// The permits that end first.
-    pub give_way: GiveWay,
+    pub revocation_order: RevocationOrder,
 }
 
 /// The reason why a limit refused a permit.

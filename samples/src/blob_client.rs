@@ -92,24 +92,24 @@ impl Body for HeldBody {
         self: Pin<&mut Self>,
         cx: &mut TaskContext<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let held = self.get_mut();
-        while let Some(file) = held
+        let this = self.get_mut();
+        while let Some(file) = this
             .file
             .as_ref()
-            .filter(|_| held.body.position() >= held.half)
+            .filter(|_| this.body.position() >= this.half)
         {
-            match &mut held.pause {
+            match &mut this.pause {
                 // Without the file the body cannot be paused, and the test that waits for it fails.
                 None => drop(std::fs::write(file, "")),
                 Some(pause) => ready!(pause.as_mut().poll(cx)),
             }
             if file.exists() {
-                held.pause = Some(Box::pin(tokio::time::sleep(HOLD_POLL_INTERVAL)));
+                this.pause = Some(Box::pin(tokio::time::sleep(HOLD_POLL_INTERVAL)));
             } else {
-                held.file = None;
+                this.file = None;
             }
         }
-        Pin::new(&mut held.body).poll_frame(cx)
+        Pin::new(&mut this.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

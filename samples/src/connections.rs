@@ -66,11 +66,11 @@ pub async fn run(args: &ConnectionsArgs) -> anyhow::Result<Value> {
     for _ in 0..args.at_once {
         clients.spawn(work(args.clone(), tickets.clone()));
     }
-    let mut whole = LoadTally::new(tickets.started, false);
+    let mut total = LoadTally::new(tickets.started, false);
     while let Some(client) = clients.join_next().await {
-        whole.merge(client.context("a client's task failed")?);
+        total.merge(client.context("a client's task failed")?);
     }
-    Ok(whole.report(tickets.started.elapsed()))
+    Ok(total.report(tickets.started.elapsed()))
 }
 
 async fn work(args: Arc<ConnectionsArgs>, tickets: Arc<RequestSchedule>) -> LoadTally {

@@ -93,13 +93,13 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
     let requested = Code::from_i32(
         i32::try_from(args.status).context("--status is too large: gRPC codes are 0 to 16")?,
     );
-    let whole = match requested {
+    let is_complete = match requested {
         Code::Ok => outcome.intact && outcome.messages == u64::from(args.count),
         _ => status.message() == args.status_message,
     };
     let trailers = outcome.trailers.as_ref().or(Some(status.metadata()));
     Ok(json!({
-        "ok": status.code() == requested && whole,
+        "ok": status.code() == requested && is_complete,
         "mode": format!("{:?}", args.mode),
         "status": status.code() as i32,
         "message": status.message(),

@@ -216,6 +216,7 @@ impl SampleIssuer {
         let filled = claims
             .as_object_mut()
             .context("the claims are not a JSON object")?;
+        // Callers may set any claim, so only missing ones are filled.
         for (name, value) in [
             ("iss", json!(&*self.name)),
             ("iat", json!(now)),
@@ -240,6 +241,7 @@ impl SampleIssuer {
             }
             _ => key.sign(message.as_bytes())?,
         };
+        // One changed bit keeps the signature's form.
         if let (Some("bits"), Some(first)) = (forge, signature.first_mut()) {
             *first ^= 1;
         }
@@ -326,6 +328,7 @@ mod tests {
                 };
                 key.verify(&RSA_PKCS1_2048_8192_SHA256, message.as_bytes(), &signature)
             } else {
+                // An uncompressed point begins with 4 (SEC 1).
                 let point = [vec![4], decoded(&jwk["x"]), decoded(&jwk["y"])].concat();
                 UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point)
                     .verify(message.as_bytes(), &signature)
@@ -335,6 +338,7 @@ mod tests {
         let bare = issuer
             .token("r", Some("none"), json!({}))
             .expect("a forgery");
+        // An unsigned token ends with the dot before its empty signature.
         assert!(bare.ends_with('.'));
         assert!(
             issuer

@@ -154,11 +154,11 @@ pub async fn run_until(args: &LoadArgs, stop: watch::Receiver<bool>) -> anyhow::
     for number in 0..connections {
         workers.spawn(work(plan.clone(), number, args.timeline, stop.clone()));
     }
-    let mut whole = LoadTally::new(plan.tickets.started, args.timeline);
+    let mut total = LoadTally::new(plan.tickets.started, args.timeline);
     while let Some(worker) = workers.join_next().await {
-        whole.merge(worker.context("a connection's task failed")?);
+        total.merge(worker.context("a connection's task failed")?);
     }
-    Ok(whole.report(plan.tickets.started.elapsed()))
+    Ok(total.report(plan.tickets.started.elapsed()))
 }
 
 fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
@@ -178,6 +178,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
         (Some(seconds), _) => {
             Duration::try_from_secs_f64(seconds).context("--duration is not a number of seconds")?
         }
+        // A day stands for no limit, since the count ends the run.
         (None, Some(_)) => Duration::from_secs(24 * 3600),
         (None, None) => DURATION_DEFAULT,
     };
@@ -282,6 +283,7 @@ async fn attempt(
     target: &LoadTarget,
     open: &mut Option<KeptConnection>,
 ) -> RequestOutcome {
+    // The idle time explains a failure on a connection that the server was closing.
     let idle = open
         .as_ref()
         .map_or(Duration::ZERO, |kept| kept.since.elapsed());
@@ -321,6 +323,7 @@ async fn attempt(
         text(&plan.served_by),
         text(&HeaderName::from_static(crate::pod::POD)),
     );
+    // Only a success keeps the connection: after another status it may be in any state.
     if head.status.is_success() {
         *open = Some(KeptConnection {
             connection,

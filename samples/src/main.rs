@@ -227,6 +227,7 @@ async fn run_server(role: SampleRole) -> anyhow::Result<()> {
             })
             .await
         }
+        // One role serves several ports, each with its own behaviour.
         SampleRole::Tcp { listen } => {
             let mut servers = tokio::task::JoinSet::new();
             for one in listen {

@@ -183,6 +183,7 @@ async fn hold(
         match with_timeout(
             &args,
             &end,
+            // Sessions are spread evenly over the addresses.
             TcpStream::connect(&args.addresses[number % args.addresses.len()]),
         )
         .await
@@ -199,6 +200,7 @@ async fn hold(
                     tally.unanswered += u64::from(exchanges == 0);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
+                    // A session counts as held only if at least one exchange succeeded on it.
                     tally.sessions_held += u64::from(tally.exchanges > before);
                     has_survived = true;
                 }

@@ -65,10 +65,12 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
     let mut stream = TcpStream::connect(&args.address)
         .await
         .with_context(|| format!("connect to {}", args.address))?;
+    // With Nagle's algorithm small writes would wait for acknowledgments.
     stream.set_nodelay(true)?;
     let (mut reader, mut writer) = stream.split();
     match args.mode {
         TcpServerMode::Echo => {
+            // Both directions run at the same time, or a full window would block both ends.
             let (sent, got) = tokio::join!(send(&mut writer, args.size), receive(&mut reader, 0));
             let (checker, end, _) = got?;
             let right = checker.length == args.size
@@ -84,6 +86,7 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
         }
         TcpServerMode::Drain => {
             let sent = send(&mut writer, args.size).await?;
+            // 4096 bytes are more than the server's report or banner.
             let (checker, end, text) = receive(&mut reader, 4096).await?;
             let report: Value = serde_json::from_slice(&text).unwrap_or_default();
             let right = report["length"].as_u64() == Some(args.size)
@@ -127,6 +130,7 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
             })
         }
         TcpServerMode::Reset => {
+            // The server resets after the first byte.
             writer.write_all(b"x").await?;
             let (checker, end, _) = receive(&mut reader, 0).await?;
             Ok(TcpClientResult {
@@ -163,17 +167,17 @@ async fn receive(
     reader: &mut (impl AsyncRead + Unpin),
     keep: usize,
 ) -> anyhow::Result<(Checker, StreamEnd, Vec<u8>)> {
-    let (mut checker, mut held) = (Checker::new(0), Vec::new());
+    let (mut checker, mut prefix) = (Checker::new(0), Vec::new());
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         match reader.read(&mut buffer).await {
-            Ok(0) => return Ok((checker, StreamEnd::Closed, held)),
+            Ok(0) => return Ok((checker, StreamEnd::Closed, prefix)),
             Ok(n) => {
                 checker.take(&buffer[..n]);
-                held.extend_from_slice(&buffer[..n.min(keep - held.len().min(keep))]);
+                prefix.extend_from_slice(&buffer[..n.min(keep - prefix.len().min(keep))]);
             }
             Err(problem) if problem.kind() == std::io::ErrorKind::ConnectionReset => {
-                return Ok((checker, StreamEnd::Reset, held));
+                return Ok((checker, StreamEnd::Reset, prefix));
             }
             Err(problem) => return Err(problem).context("receive"),
         }

@@ -136,6 +136,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
     stream.write_all(request.as_bytes()).await.context("send")?;
     let mut answer = Vec::new();
     let read = (&mut stream)
+        // A server that never stops sending must not fill the memory.
         .take(ANSWER_BYTES_MAX)
         .read_to_end(&mut answer)
         .await;

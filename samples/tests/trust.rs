@@ -124,6 +124,7 @@ async fn svids_are_fetched_and_left_as_files() {
         svids: vec![svid],
         ..X509svidResponse::default()
     };
+    // Two answers: the first SVID and its renewal.
     let server = SpiffeWorkloadApiServer::new(Api(vec![answer.clone(), answer]));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let socket = format!("tcp://{}", listener.local_addr().unwrap());
@@ -137,6 +138,7 @@ async fn svids_are_fetched_and_left_as_files() {
     let line = format!("--socket {socket} -n 2 --out {}", out.path().display());
     let report = workload_client::run(&args(&line)).await.unwrap();
     assert!(
+        // The chain is the leaf and its CA.
         report["ok"] == true && report["answers"][1]["svids"][0]["chain"] == 2,
         "{report:#}"
     );
@@ -187,6 +189,7 @@ async fn tls_is_checked_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let roots = dir.path().join("roots.pem");
     std::fs::write(&roots, authority.pem()).unwrap();
+    // The certificate has only the first name.
     for (name, good) in [("page.example", true), ("other.example", false)] {
         let report = tls_client::run(&args(&format!(
             "{address} --name {name} --roots {} -n 2",

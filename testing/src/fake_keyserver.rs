@@ -236,6 +236,8 @@ impl Inner {
                 let Some(certificate) = self.find(&key) else {
                     return unknown(id, out);
                 };
+                // Like the real server, the fake signs only with the key of the presented
+                // certificate.
                 if claimed.is_some_and(|claimed| claimed != spki_of(&certificate.chain()[0])) {
                     return refuse(KeyRefusal::OtherKey, "the test gave it another", id, out);
                 }
@@ -291,14 +293,14 @@ fn encode_response(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
 
 impl FakeHandshake {
     fn new(
-        held: &Certificate,
+        certificate: &Certificate,
         role: HandshakeRole,
         alpn: &[&[u8]],
         expected: Arc<[Identity]>,
     ) -> Self {
         let verifier = PeerVerifier::new(
-            held.identity().trust_domain.clone(),
-            held.bundle(),
+            certificate.identity().trust_domain.clone(),
+            certificate.bundle(),
             TrustView::without_bundles(),
         )
         .expect("a right bundle");
@@ -306,9 +308,13 @@ impl FakeHandshake {
         let secrets = Arc::new(FakeSecrets::default());
         let (connection, expected): (Connection, _) = match role {
             HandshakeRole::Server => {
-                let mut config =
-                    canal_tls::server_config(held.signing().clone(), verifier.clone(), &alpn)
-                        .expect("a right configuration");
+                let mut config = canal_tls::server_config(
+                    certificate.signing().clone(),
+                    verifier.clone(),
+                    &alpn,
+                )
+                .expect("a right configuration");
+                // TLS libraries give traffic secrets only to a key log.
                 config.key_log = secrets.clone();
                 (
                     rustls::ServerConnection::new(Arc::new(config))
@@ -319,13 +325,14 @@ impl FakeHandshake {
             }
             HandshakeRole::Client => {
                 let config = canal_tls::client_config(
-                    held.signing().clone(),
+                    certificate.signing().clone(),
                     verifier.clone(),
                     expected.clone(),
                     &alpn,
                 );
                 let mut config = config.expect("a right configuration");
                 config.key_log = secrets.clone();
+                // The peer is verified by its identity, so that the name does not matter.
                 let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
                 (
                     rustls::ClientConnection::new(Arc::new(config), name)
@@ -350,11 +357,11 @@ impl FakeHandshake {
         self.input.extend_from_slice(bytes);
         self.received += bytes.len();
         while self.connection.is_handshaking() && self.input.len() >= 5 {
-            let whole = 5 + usize::from(u16::from_be_bytes([self.input[3], self.input[4]]));
-            if self.input.len() < whole {
+            let record_length = 5 + usize::from(u16::from_be_bytes([self.input[3], self.input[4]]));
+            if self.input.len() < record_length {
                 break;
             }
-            let record: Vec<_> = self.input.drain(..whole).collect();
+            let record: Vec<_> = self.input.drain(..record_length).collect();
             let mut rest = &record[..];
             while !rest.is_empty() {
                 self.connection.read_tls(&mut rest).expect("memory");
@@ -414,6 +421,8 @@ fn step(handshakes: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out
     let of = |label| canal_tls::traffic(suite, &secrets[label]).expect("of the suite");
     let done = HandshakeResult {
         bytes: &send,
+        // Bytes after the handshake are the application's, so the client must know how many were
+        // used.
         consumed: u32::try_from(h.received - h.input.len()).expect("small"),
         suite,
         alpn: h.connection.alpn_protocol().unwrap_or_default(),

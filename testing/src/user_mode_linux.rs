@@ -78,6 +78,7 @@ pub fn run(case: &str) -> String {
     let console = folder.path().join("console");
     let out = fs::File::create(&console).unwrap();
     let mut child = Command::new(kernel)
+        // The kernel uses the host's files read-only, and ends at once at a panic.
         .args([
             "mem=256M",
             "rootfstype=hostfs",
@@ -105,6 +106,7 @@ pub fn run(case: &str) -> String {
         .stdin(Stdio::null())
         .stderr(out.try_clone().unwrap())
         .stdout(out)
+        // The process group is killed below, because the kernel starts processes of its own.
         .process_group(0)
         .spawn()
         .unwrap();

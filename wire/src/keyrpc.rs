@@ -422,6 +422,7 @@ impl KeyRequest<'_> {
                 w.name("identity", &b.identity)?;
                 w.0.push(matches!(b.role, HandshakeRole::Server).into());
                 w.list("ALPN", PROTOCOLS_MAX, &b.alpn, |w, p| {
+                    // A protocol's name has a length of one byte (RFC 7301 §3.1).
                     w.short("ALPN", p, 255)
                 })?;
                 w.list("expected identities", EXPECTED_MAX, &b.expected, |w, e| {

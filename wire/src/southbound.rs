@@ -20,6 +20,7 @@ mod route_attempts;
 mod route_cors;
 mod route_faults;
 mod route_filters;
+mod route_mirrors;
 pub mod state_file;
 
 use canal_model::ids::{IdError, StoreId};

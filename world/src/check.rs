@@ -380,6 +380,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
                     "remove it, or add `edges`",
                 );
             }
+            // Settings that would be ignored are mistakes, because their author expects an effect.
             (Some(_), false) => findings.add(
                 gateway.spot,
                 "`backend` has no effect without edges",
@@ -479,6 +480,7 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
                     format!("use one of: {}", names.join(", ")),
                 );
             }
+            // The provider's key servers create all of their keys, so files would never be used.
             None if key_server.tls_dir.is_some() => findings.add(
                 key_server.spot,
                 format!("key server {name:?} has `tlsDir` and no `tenant`"),
@@ -487,6 +489,8 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
             _ => {}
         }
     }
+    // A tenant's own key server has only keys of its files; keys that Canal creates need the
+    // provider's.
     let are_there = topology
         .key_servers
         .iter()

@@ -61,7 +61,7 @@ pub struct HostStatus {
     /// The host's namespaces, addresses and files.
     pub environment: HostEnvironment,
     /// Status of the host's process.
-    pub pulse: ProcessStatus,
+    pub process: ProcessStatus,
 }
 
 impl HostStatus {
@@ -82,7 +82,7 @@ impl HostStatus {
 
     /// Process id while the host's process runs.
     pub fn pid(&self) -> Option<u32> {
-        self.pulse.pid
+        self.process.pid
     }
 }
 

@@ -487,6 +487,7 @@ impl EnvironmentBuilder<'_> {
         environment.tenant = Some(tenant.name.clone());
         environment.node = Some(node.name.clone());
         if let Some(host) = self.plan.host(&node.name) {
+            // A pod is probed from its node, as kubelet does.
             environment.probe_netns = netns_path(&host.netns);
         }
         environment.cgroup = self
@@ -494,6 +495,7 @@ impl EnvironmentBuilder<'_> {
             .join(&node.name)
             .join(format!("{}.{}", plan.namespace, plan.name));
         (environment.ip4, environment.ip6) = (Some(plan.ip4), Some(plan.ip6));
+        // Kubernetes manifests usually give these names to values of the downward API.
         for (key, value) in [
             ("POD_NAME", plan.name.clone()),
             ("POD_NAMESPACE", plan.namespace.clone()),

@@ -112,6 +112,7 @@ mod tests {
             ("20ms", Some(20_000)),
             ("1s", Some(1_000_000)),
             ("0ms", Some(0)),
+            // Ten seconds and 100 % are the limits; each has a case just beyond it.
             ("10s", Some(10_000_000)),
             ("10.001s", None),
             ("5", None),
@@ -133,6 +134,7 @@ mod tests {
             ("0.05%", Some(500)),
             ("0%", Some(0)),
             ("100%", Some(1_000_000)),
+            // Losses are parts per million, so 0.0001 % is the smallest.
             ("0.0001%", Some(1)),
             ("0.00001%", None),
             ("100.1%", None),

@@ -78,25 +78,25 @@ pub struct ProcessStatus {
 /// Status of the processes of all hosts. Any thread can wait for changes.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessStatusTable {
-    pulses: Mutex<BTreeMap<String, ProcessStatus>>,
+    statuses: Mutex<BTreeMap<String, ProcessStatus>>,
     changed: Condvar,
 }
 
 impl ProcessStatusTable {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ProcessStatus>> {
         // A panicking writer leaves at worst a partly updated status.
-        self.pulses
+        self.statuses
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Changes a host's status, and wakes the waiting threads if it differs.
     pub(crate) fn update(&self, host: &str, change: impl FnOnce(&mut ProcessStatus)) {
-        let mut pulses = self.lock();
-        let pulse = pulses.entry(host.to_owned()).or_default();
-        let before = pulse.clone();
-        change(pulse);
-        if *pulse != before {
+        let mut statuses = self.lock();
+        let status = statuses.entry(host.to_owned()).or_default();
+        let before = status.clone();
+        change(status);
+        if *status != before {
             self.changed.notify_all();
         }
     }
@@ -109,10 +109,10 @@ impl ProcessStatusTable {
     /// Returns after the next change, or at the latest after `timeout`.
     pub(crate) fn wait<'b>(
         &self,
-        pulses: MutexGuard<'b, BTreeMap<String, ProcessStatus>>,
+        statuses: MutexGuard<'b, BTreeMap<String, ProcessStatus>>,
         timeout: Duration,
     ) -> MutexGuard<'b, BTreeMap<String, ProcessStatus>> {
-        let waited = self.changed.wait_timeout(pulses, timeout);
+        let waited = self.changed.wait_timeout(statuses, timeout);
         waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
     }
 }
@@ -125,7 +125,7 @@ pub(crate) enum ProcessCommand {
     /// Ends the process, which stays ended.
     Stop,
     /// Kills the process without SIGTERM, as if the machine under it had failed. It stays ended.
-    Fall,
+    Kill,
     /// Ends the process and starts it again at once.
     Restart,
     /// Ends the process and the process supervisor.
@@ -142,7 +142,7 @@ pub(crate) struct ProcessCommandSender {
 impl ProcessCommandSender {
     /// Sends a command. The receiver gets a message when the command has been carried out, or is
     /// closed when the process supervisor has ended.
-    pub(crate) fn give(&self, order: ProcessCommand) -> Receiver<()> {
+    pub(crate) fn send(&self, order: ProcessCommand) -> Receiver<()> {
         let (done, exited) = channel();
         // An error means that the process supervisor has ended, so nothing remains to be carried
         // out.
@@ -158,7 +158,7 @@ pub(crate) struct ProcessSupervisor {
     job: ManagedProcess,
     statuses: Arc<ProcessStatusTable>,
     queue: Receiver<(ProcessCommand, Sender<()>)>,
-    bell: PipeReader,
+    wakeup_reader: PipeReader,
     pause: Duration,
 }
 
@@ -184,15 +184,16 @@ impl ProcessSupervisor {
         job: ManagedProcess,
         statuses: Arc<ProcessStatusTable>,
     ) -> Result<ProcessCommandSender> {
-        let (bell, ring) = std::io::pipe().tried("cannot create a pipe for", &environment.name)?;
+        let (wakeup_reader, wakeup_writer) =
+            std::io::pipe().tried("cannot create a pipe for", &environment.name)?;
         let (queue, orders) = channel();
         let name = environment.name.clone();
-        let life = Self {
+        let supervisor = Self {
             environment,
             job,
             statuses,
             queue: orders,
-            bell,
+            wakeup_reader,
             pause: PAUSE_MIN,
         };
         // A small stack, because each host has such a thread.
@@ -200,11 +201,11 @@ impl ProcessSupervisor {
             .name("life".into())
             .stack_size(256 * 1024);
         thread
-            .spawn(move || life.run())
+            .spawn(move || supervisor.run())
             .tried("cannot start a thread for", name)?;
         Ok(ProcessCommandSender {
             queue,
-            wakeup: ring,
+            wakeup: wakeup_writer,
         })
     }
 
@@ -223,12 +224,12 @@ impl ProcessSupervisor {
 
     fn show(&self, phase: ProcessPhase) {
         let ready = matches!(phase, ProcessPhase::Ended { well: true, .. });
-        self.statuses.update(&self.environment.name, |pulse| {
-            *pulse = ProcessStatus {
+        self.statuses.update(&self.environment.name, |status| {
+            *status = ProcessStatus {
                 phase,
                 pid: None,
                 ready,
-                restarts: pulse.restarts,
+                restarts: status.restarts,
             };
         });
     }
@@ -236,9 +237,9 @@ impl ProcessSupervisor {
     /// Clears the process ID and the readiness of the last process. A start is confirmed only
     /// afterwards, because the next waiter for readiness must not see that of the last process.
     fn clear_process(&self) {
-        self.statuses.update(&self.environment.name, |pulse| {
-            pulse.pid = None;
-            pulse.ready = false;
+        self.statuses.update(&self.environment.name, |status| {
+            status.pid = None;
+            status.ready = false;
         });
     }
 
@@ -248,7 +249,7 @@ impl ProcessSupervisor {
             return WaitEnd::Order(order, done);
         }
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.wakeup_reader, PollFlags::IN)];
         fds.extend(pidfd.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
         // An interrupted poll counts as a short one.
         let _ = poll(&mut fds, timeout.as_ref());
@@ -256,7 +257,10 @@ impl ProcessSupervisor {
         let ended = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
         if rang {
             let mut byte = [0];
-            if (&self.bell).read(&mut byte).is_ok_and(|count| count == 0) {
+            if (&self.wakeup_reader)
+                .read(&mut byte)
+                .is_ok_and(|count| count == 0)
+            {
                 // The sending side is gone: no command can arrive any more.
                 return WaitEnd::Order(ProcessCommand::Quit, channel().0);
             }
@@ -312,6 +316,7 @@ impl ProcessSupervisor {
             .find(|condition| !condition_holds(condition))
         {
             let until = unmet.to_string();
+            // The phase names the condition, so that `canal world status` shows what is missing.
             self.show(ProcessPhase::Waiting { until });
             if let WaitEnd::Order(order, done) = self.wait(None, Some(CONDITION_POLL_INTERVAL)) {
                 let next = idle_order(order);
@@ -333,13 +338,14 @@ impl ProcessSupervisor {
                 if let Err(error) = sys::move_thread_into(&self.environment.probe_netns) {
                     self.note(&format!("the readiness probe from inside failed: {error}"));
                 }
+                // A process without a probe is ready as soon as it runs.
                 let ready = self.job.process.readiness.is_none();
-                self.statuses.update(&self.environment.name, |pulse| {
-                    *pulse = ProcessStatus {
+                self.statuses.update(&self.environment.name, |status| {
+                    *status = ProcessStatus {
                         phase: ProcessPhase::Running,
                         pid: Some(child.id()),
                         ready,
-                        restarts: pulse.restarts,
+                        restarts: status.restarts,
                     };
                 });
                 SupervisorStep::Attend(child, pidfd)
@@ -397,7 +403,7 @@ impl ProcessSupervisor {
                     let _ = done.send(());
                 }
                 WaitEnd::Order(order, done) => {
-                    self.end(&mut child, pidfd, order != ProcessCommand::Fall);
+                    self.end(&mut child, pidfd, order != ProcessCommand::Kill);
                     let next = self.after_order(order);
                     let _ = done.send(());
                     return next;
@@ -416,10 +422,10 @@ impl ProcessSupervisor {
         let good = probe::holds(&readiness.check, &self.environment);
         *failures = if good { 0 } else { failures.saturating_add(1) };
         let mut ready = good;
-        self.statuses.update(&self.environment.name, |pulse| {
+        self.statuses.update(&self.environment.name, |status| {
             // One failed probe does not make a ready host unready.
-            pulse.ready = good || (pulse.ready && *failures < FAILURES_TO_UNREADY);
-            ready = pulse.ready;
+            status.ready = good || (status.ready && *failures < FAILURES_TO_UNREADY);
+            ready = status.ready;
         });
         let period = Duration::from_millis(readiness.period_ms);
         let retry = RETRY_MIN * (1 << (*failures).min(10));
@@ -452,11 +458,11 @@ impl ProcessSupervisor {
         match order {
             ProcessCommand::Start | ProcessCommand::Restart => {
                 self.statuses
-                    .update(&self.environment.name, |pulse| pulse.restarts += 1);
+                    .update(&self.environment.name, |status| status.restarts += 1);
                 self.clear_process();
                 SupervisorStep::Start
             }
-            ProcessCommand::Stop | ProcessCommand::Fall => {
+            ProcessCommand::Stop | ProcessCommand::Kill => {
                 self.show(ProcessPhase::Stopped);
                 SupervisorStep::Rest
             }
@@ -479,7 +485,7 @@ impl ProcessSupervisor {
                 let next = self.idle(Some(pause));
                 if matches!(next, SupervisorStep::Start) {
                     self.statuses
-                        .update(&self.environment.name, |pulse| pulse.restarts += 1);
+                        .update(&self.environment.name, |status| status.restarts += 1);
                 }
                 next
             }
@@ -491,7 +497,7 @@ impl ProcessSupervisor {
 fn idle_order(order: ProcessCommand) -> SupervisorStep {
     match order {
         ProcessCommand::Start | ProcessCommand::Restart => SupervisorStep::Start,
-        ProcessCommand::Stop | ProcessCommand::Fall => SupervisorStep::Rest,
+        ProcessCommand::Stop | ProcessCommand::Kill => SupervisorStep::Rest,
         ProcessCommand::Quit => SupervisorStep::Quit,
     }
 }

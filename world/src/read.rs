@@ -261,6 +261,7 @@ fn component(
     let mut fields = MappingReader::open(tree, kind.owner(), findings)?;
     let spot = fields.spot;
     let name = match kind {
+        // The controller has a fixed name, because other hosts are configured with it.
         UnderlayHostKind::Controller => Some("controller".to_owned()),
         UnderlayHostKind::Edge
         | UnderlayHostKind::Gateway
@@ -306,6 +307,7 @@ fn component(
     };
     let rate = fields.parsed("rate", RATE, findings);
     let impairment = impairment(&mut fields, findings);
+    // Programs of the mesh restart like services; a plain host may run a job that ends.
     let default = if kind == UnderlayHostKind::Host {
         Restart::Never
     } else {
@@ -752,6 +754,7 @@ fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> 
     let spot = fields.spot;
     let name = fields.must_text("name", findings);
     let nodes = pod_nodes(&mut fields, findings);
+    // The position must be that of the field that the file has: `node` or `nodes`.
     let nodes_name = if fields.tree("node").is_some() {
         "node"
     } else {

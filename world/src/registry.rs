@@ -62,6 +62,8 @@ pub(crate) fn write_tenant(
         &documents(&[tenant_object(tenant)])?,
         0o644,
     )?;
+    // In a tier world replicas register themselves, and the controller needs the nodes' tunnel
+    // ends.
     let (name, objects): (&str, Vec<Value>) = if world.is_tier() {
         (
             "_nodes.yaml",

@@ -156,7 +156,7 @@ fn build(
     };
     go_on()?;
     stage.build_network(go_on)?;
-    stage.furnish()?;
+    stage.prepare_files()?;
     go_on()?;
     let socket = UnixListener::bind(paths.socket()).tried("cannot listen on", paths.socket())?;
     stage.open()?;
@@ -220,11 +220,11 @@ fn keep(stage: &SupervisorState, ended: &std::sync::mpsc::Receiver<&'static str>
 fn keep_registry(stage: &SupervisorState) {
     let mut written = Vec::new();
     loop {
-        let mut pulses = stage.statuses.lock();
-        while SupervisorState::registry_state(&pulses) == written {
-            pulses = stage.statuses.wait(pulses, Duration::from_secs(3600));
+        let mut statuses = stage.statuses.lock();
+        while SupervisorState::registry_state(&statuses) == written {
+            statuses = stage.statuses.wait(statuses, Duration::from_secs(3600));
         }
-        drop(pulses);
+        drop(statuses);
         // Readiness changes come in bursts; one write covers the changes of this interval.
         std::thread::sleep(REGISTRY_PAUSE);
         let state = SupervisorState::registry_state(&stage.statuses.lock());

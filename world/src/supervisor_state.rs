@@ -33,7 +33,7 @@ pub(crate) struct SupervisorState {
     tools: Tools,
     bin_dirs: Vec<PathBuf>,
     services: Vec<Vec<ServiceVips>>,
-    posts: Mutex<BTreeMap<String, HostEntry>>,
+    host_entries: Mutex<BTreeMap<String, HostEntry>>,
     principals: Mutex<PrincipalFiles>,
     /// Highest host number assigned so far in each AZ, by AZ index. Numbers of removed gateways are
     /// not assigned again at once.
@@ -88,7 +88,7 @@ impl SupervisorState {
             })),
             bin_dirs: record.bin_dirs,
             services,
-            posts: Mutex::default(),
+            host_entries: Mutex::default(),
             principals: Mutex::default(),
             last_numbers: Mutex::default(),
             stopped_with_az: Mutex::default(),
@@ -98,14 +98,14 @@ impl SupervisorState {
         })
     }
 
-    fn posts(&self) -> MutexGuard<'_, BTreeMap<String, HostEntry>> {
+    fn host_entries(&self) -> MutexGuard<'_, BTreeMap<String, HostEntry>> {
         // A panic under the lock leaves a host that `down` removes like any other.
-        self.posts
+        self.host_entries
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn alone(&self) -> MutexGuard<'_, ()> {
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.changes
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -158,11 +158,12 @@ impl SupervisorState {
 
     /// Prepares everything that processes need at their start: files, mounts of bpffs, and
     /// steering.
-    pub(crate) fn furnish(&self) -> Result<()> {
+    pub(crate) fn prepare_files(&self) -> Result<()> {
         let design = self.design();
         make_dir(&self.paths.infra())?;
         make_dir(&self.paths.config())?;
         *self.principals() = PrincipalFiles::of(&self.paths, &design.plan)?;
+        // Only hosts that run BPF programs of the tier need a BPF filesystem and receive steering.
         for host in design
             .plan
             .hosts
@@ -172,6 +173,7 @@ impl SupervisorState {
             mount_bpffs(&self.paths.bpffs(&host.name))?;
             steer(&self.paths, host)?;
         }
+        // Only a tenant's key server reads keys from files.
         for key_server in design
             .topology
             .key_servers
@@ -193,6 +195,7 @@ impl SupervisorState {
             registry::write_tenant(&self.paths, tenant, plan, &design.plan)?;
             registry::write_pods(&self.paths, &tenant.name, &[])?;
             for node in &tenant.nodes {
+                // The node proxy looks for pods in this directory.
                 make_dir(&self.paths.node_pods(&node.name))?;
                 if node.proxy.is_some() {
                     mount_bpffs(&self.paths.bpffs(&node.name))?;
@@ -245,11 +248,11 @@ impl SupervisorState {
             )?),
             None => {
                 self.statuses
-                    .update(&environment.name, |pulse| pulse.ready = true);
+                    .update(&environment.name, |status| status.ready = true);
                 None
             }
         };
-        self.posts().insert(
+        self.host_entries().insert(
             environment.name.clone(),
             HostEntry {
                 environment,
@@ -299,14 +302,14 @@ impl SupervisorState {
 
     /// Returns the current state of all hosts.
     pub(crate) fn hosts(&self) -> Vec<HostStatus> {
-        let posts = self.posts();
-        let pulses = self.statuses.lock();
-        posts
+        let host_entries = self.host_entries();
+        let statuses = self.statuses.lock();
+        host_entries
             .values()
-            .map(|post| HostStatus {
-                environment: post.environment.clone(),
-                pulse: pulses
-                    .get(&post.environment.name)
+            .map(|entry| HostStatus {
+                environment: entry.environment.clone(),
+                process: statuses
+                    .get(&entry.environment.name)
                     .cloned()
                     .unwrap_or_default(),
             })
@@ -322,19 +325,19 @@ impl SupervisorState {
             .iter()
             .map(|tenant| (tenant.name.clone(), Vec::new()))
             .collect();
-        let posts = self.posts();
-        let pulses = self.statuses.lock();
-        for post in posts.values() {
-            let (Some((plan, pod)), Some(tenant)) = (&post.pod, &post.environment.tenant) else {
+        let host_entries = self.host_entries();
+        let statuses = self.statuses.lock();
+        for entry in host_entries.values() {
+            let (Some((plan, pod)), Some(tenant)) = (&entry.pod, &entry.environment.tenant) else {
                 continue;
             };
-            let ready = pulses
-                .get(&post.environment.name)
-                .is_some_and(|pulse| pulse.ready);
+            let ready = statuses
+                .get(&entry.environment.name)
+                .is_some_and(|status| status.ready);
             tenants.entry(tenant.clone()).or_default().push(self.record(
                 plan,
                 pod,
-                &post.environment,
+                &entry.environment,
                 ready,
             ));
         }
@@ -355,11 +358,13 @@ impl SupervisorState {
 
     /// Returns the part of the status table that the registry depends on. When it changes, the
     /// registry must be written again.
-    pub(crate) fn registry_state(pulses: &BTreeMap<String, ProcessStatus>) -> Vec<(String, bool)> {
-        pulses
+    pub(crate) fn registry_state(
+        statuses: &BTreeMap<String, ProcessStatus>,
+    ) -> Vec<(String, bool)> {
+        statuses
             .iter()
             .filter(|(name, _)| name.contains('/'))
-            .map(|(name, pulse)| (name.clone(), pulse.ready))
+            .map(|(name, status)| (name.clone(), status.ready))
             .collect()
     }
 
@@ -381,10 +386,10 @@ impl SupervisorState {
     /// Sends a command to a host's process supervisor and waits until it is carried out.
     pub(crate) fn order(&self, host: &str, order: ProcessCommand) -> Result<()> {
         let waiters = {
-            let posts = self.posts();
-            let post = posts.get(host).ok_or_else(|| self.no_host(host))?;
-            match &post.orders {
-                Some(orders) => orders.give(order),
+            let host_entries = self.host_entries();
+            let entry = host_entries.get(host).ok_or_else(|| self.no_host(host))?;
+            match &entry.orders {
+                Some(orders) => orders.send(order),
                 None => {
                     return Err(self.refusal(format!(
                         "host {host:?} has no process; fix: give it a `command` in the topology"
@@ -407,7 +412,7 @@ impl SupervisorState {
             .iter()
             .position(|owner| owner.name == tenant);
         let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
-        let _alone = self.alone();
+        let _changes = self.lock_changes();
         // All replicas get addresses before any is built, so that a request that does not fit is
         // refused as a whole.
         let mut plans = Vec::new();
@@ -445,10 +450,10 @@ impl SupervisorState {
         let node = node.ok_or_else(|| {
             self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name))
         })?;
-        let posts = self.posts();
-        let there = posts
+        let host_entries = self.host_entries();
+        let there = host_entries
             .values()
-            .filter_map(|post| post.pod.as_ref())
+            .filter_map(|entry| entry.pod.as_ref())
             .map(|(plan, _)| plan);
         let on_node = there
             .chain(planned)
@@ -461,7 +466,7 @@ impl SupervisorState {
             ))
         })?;
         let plan = design.plan.pod(tenant, node, number, pod, replica);
-        if posts.contains_key(&plan.uid) {
+        if host_entries.contains_key(&plan.uid) {
             return Err(self.refusal(format!(
                 "pod {:?} exists already; fix: remove it first or choose another name",
                 plan.uid
@@ -520,26 +525,29 @@ impl SupervisorState {
 
     /// Removes a pod: first from the registry, then its process, then its node's file and links.
     pub(crate) fn remove_pod(&self, uid: &str) -> Result<()> {
-        let _alone = self.alone();
-        let post = {
-            let mut posts = self.posts();
-            if posts.get(uid).is_none_or(|post| post.pod.is_none()) {
+        let _changes = self.lock_changes();
+        let entry = {
+            let mut host_entries = self.host_entries();
+            if host_entries
+                .get(uid)
+                .is_none_or(|entry| entry.pod.is_none())
+            {
                 return Err(self.no_host(uid));
             }
-            posts.remove(uid)
+            host_entries.remove(uid)
         };
         let Some(HostEntry {
             environment,
             orders,
             pod: Some((plan, _)),
-        }) = post
+        }) = entry
         else {
             return Err(self.no_host(uid));
         };
         self.write_registry()?;
         if let Some(orders) = orders {
             // A closed channel means that the process supervisor has ended.
-            let _ = orders.give(ProcessCommand::Quit).recv();
+            let _ = orders.send(ProcessCommand::Quit).recv();
         }
         self.statuses.forget(uid);
         registry::remove_pod_file(&self.paths, &plan)?;
@@ -573,8 +581,8 @@ impl SupervisorState {
                 lines,
             }
         } else {
-            let posts = self.posts();
-            let pod = posts.get(host).and_then(|post| post.pod.as_ref());
+            let host_entries = self.host_entries();
+            let pod = host_entries.get(host).and_then(|entry| entry.pod.as_ref());
             let (plan, _) = pod.ok_or_else(|| self.no_host(host))?;
             let lines = if up {
                 tool_batch::node_to_pod(&design.plan, plan)
@@ -609,10 +617,10 @@ impl SupervisorState {
     /// Returns the logs that must stay bounded.
     pub(crate) fn logs(&self) -> Vec<PathBuf> {
         let hosts = self
-            .posts()
+            .host_entries()
             .values()
-            .filter(|post| post.orders.is_some())
-            .map(|post| post.environment.log.clone())
+            .filter(|entry| entry.orders.is_some())
+            .map(|entry| entry.environment.log.clone())
             .collect::<Vec<_>>();
         hosts
             .into_iter()

@@ -442,6 +442,7 @@ fn broken_yaml_has_a_position() {
 
 #[test]
 fn limits_of_a_world() {
+    // Each limit is exceeded by one, so that the limit itself is tested.
     let azs: Vec<String> = (1..=8).map(|number| format!("az{number}")).collect();
     let text = format!("world: big\nazs: [{}]\n", azs.join(", "));
     let problems = Topology::parse(Path::new("big.yaml"), &text).expect_err("eight AZs");
@@ -460,6 +461,7 @@ fn limits_of_a_world() {
         "258: 255 gateways are more than 254; remove some: a tenant's gateway range is one /24"
     );
 
+    // Each AZ's router is a host too, so 2,000 more are one too many.
     let hosts: String = (0..2000)
         .map(|number| format!("- {{name: h{number}, az: a}}\n"))
         .collect();

@@ -96,6 +96,7 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
         ("net/ipv4/conf/all/send_redirects", "0"),
         ("net/ipv4/conf/default/send_redirects", "0"),
     ];
+    // A replica's kernel must not forward: its own programs do that.
     let (four, six) = match forwarding {
         Forwarding::Never | Forwarding::Tier => ("0", "0"),
         Forwarding::Always => ("1", "1"),
@@ -804,6 +805,7 @@ fn gateway_refusals(plan: &WorldPlan, replica: usize) -> Vec<String> {
         });
         pairs.collect::<Vec<_>>().join(", ")
     };
+    // The device of a tenant's overlay begins with `vx`; all other packets are not a tenant's.
     let rules = [
         "iifname != \"vx*\" accept",
         // For IPv4, rp_filter checks the sources; IPv6 has no such setting.

@@ -75,6 +75,7 @@ fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
 }
 
 fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
+    // A tenant controls its key server too, so that is checked like the tenant's nodes.
     let servers = plan.hosts.iter().filter(|host| {
         host.az == az && matches!(host.kind, HostKind::KeyServer { tenant: Some(_) })
     });
@@ -106,6 +107,7 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
             plan.tenants[*tenant].vni
         )
     }));
+    // Order matters: sources and tunnels are checked before any port is accepted.
     let rules = [
         format!("iifname != {{ {devices} }} accept"),
         format!(

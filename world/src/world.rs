@@ -541,7 +541,7 @@ impl World {
     ///
     /// The host does not exist, or the supervisor does not answer.
     pub fn is_ready(&self, host: &str) -> Result<bool> {
-        Ok(self.host(host)?.pulse.ready)
+        Ok(self.host(host)?.process.ready)
     }
 
     /// Waits until every host is ready.
@@ -570,7 +570,7 @@ impl World {
             let hosts = self.hosts()?;
             let unready = hosts
                 .iter()
-                .filter(|host| wanted(host) && !host.pulse.ready);
+                .filter(|host| wanted(host) && !host.process.ready);
             late = unready
                 .map(|host| format!("\n  {}: {}", host.environment.name, complaint(host)))
                 .collect();
@@ -648,7 +648,7 @@ impl Drop for World {
 
 /// Describes in one line why a host is not ready, with the end of its log.
 fn complaint(host: &HostStatus) -> String {
-    let state = match &host.pulse.phase {
+    let state = match &host.process.phase {
         ProcessPhase::Idle => "has not started".to_owned(),
         ProcessPhase::Waiting { until } => format!("waits for {until}"),
         ProcessPhase::Running => "runs, but its readiness probe fails".to_owned(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::scene;
 use crate::scene::{
-    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
+    SMOKE, STEP_TIMEOUT, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
     supervisor_of, topology, vanishes, world,
 };
 use canal_timing::deadline;
@@ -92,13 +92,13 @@ fn a_persistent_world_is_brought_up_once() {
     let _down = WorldGuard(&name);
     let topology = topology(&name, SMOKE);
     let first = World::up(&topology, &options(false)).expect("up");
-    first.wait_ready(deadline(SOON)).expect("ready");
-    let pid = first.host("gw1").expect("a host").pulse.pid;
+    first.wait_ready(deadline(STEP_TIMEOUT)).expect("ready");
+    let pid = first.host("gw1").expect("a host").process.pid;
     assert!(pid.is_some());
     drop(first);
     let second = World::up(&topology, &options(false)).expect("the same again");
     assert_eq!(
-        second.host("gw1").expect("a host").pulse.pid,
+        second.host("gw1").expect("a host").process.pid,
         pid,
         "nothing was restarted"
     );
@@ -169,7 +169,7 @@ fn an_owner_killed_while_it_builds_leaves_nothing() {
         child.wait().expect("ended");
         // An owner that was killed before the supervisor started leaves a file or two, which the
         // next run removes.
-        becomes("an end of everything but files", SOON, || {
+        becomes("an end of everything but files", STEP_TIMEOUT, || {
             remains(&name)
                 .iter()
                 .all(|left| *left == name || *left == format!("{name}.lock"))

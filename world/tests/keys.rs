@@ -43,7 +43,7 @@ fn world(tag: &str) -> World {
     let world =
         World::up(&topology, &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
     world
-        .wait_ready(deadline(scene::SOON))
+        .wait_ready(deadline(scene::STEP_TIMEOUT))
         .unwrap_or_else(|error| panic!("{error}"));
     world
 }
@@ -61,6 +61,7 @@ fn only_requesters_reach_key_servers() {
         ("b-n2", "ks-1", true),
         ("gw-1a", "ks-1", true),
         ("gw-4b", "ks-1", true),
+        // Edges, other hosts, key servers and pods never need a key server.
         ("edge-1", "ks-1", false),
         ("load", "ks-1", false),
         ("beta-ks", "ks-1", false),
@@ -79,6 +80,7 @@ fn only_requesters_reach_key_servers() {
         }
     }
     let counted = |router: &str| world.refused(router).expect("counters").keys;
+    // Refusals are counted on the router of the dialled server, and both AZs have cases.
     assert!(
         counted("router-az1") > 0 && counted("router-az2") > 0,
         "{} {}",
@@ -94,6 +96,7 @@ fn only_requesters_reach_key_servers() {
     assert!(!world.config_dir("alpha").join("_keyservers.yaml").exists());
     let principals =
         std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+    // The world has two key servers: ks-1 and beta-ks.
     assert_eq!(principals.matches("keyserver").count(), 2, "{principals}");
 }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use canal_timing::deadline;
 use canal_world::{StoreRecovery, World};
 use scene::{
-    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
+    SMOKE, STEP_TIMEOUT, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
     supervisor_of, topology, vanishes, world,
 };
 
@@ -27,7 +27,7 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
             .success()
     );
     kill_9(supervisor_of(&name));
-    becomes("a leftover", SOON, || {
+    becomes("a leftover", STEP_TIMEOUT, || {
         World::list()
             .expect("a list")
             .iter()
@@ -40,6 +40,7 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
             .any(|left| left.starts_with("process")),
         "its processes still run"
     );
+    // This process has the lock on leftovers, so another one must not remove them.
     an_up_of_another_process_leaves_it(&name);
     // The next `up` of any name removes it.
     drop(world("next", SMOKE));
@@ -53,6 +54,7 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
             .success()
     );
     kill_9(supervisor_of(&name));
+    // Without files, only names of namespaces, mounts and cgroups tell of the world.
     std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
     World::gc().expect("collected");
     vanishes(&name);
@@ -112,7 +114,7 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     let crash = || {
         std::fs::write(&store, "applied").expect("written");
         kill_9(supervisor_of(&name));
-        becomes("a leftover", SOON, || {
+        becomes("a leftover", STEP_TIMEOUT, || {
             World::list()
                 .expect("a list")
                 .iter()
@@ -130,7 +132,7 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
 
     let second = up(SMOKE, true);
     assert_eq!(second.recovery().store, StoreRecovery::Kept);
-    second.wait_ready(deadline(SOON)).expect("ready");
+    second.wait_ready(deadline(STEP_TIMEOUT)).expect("ready");
     assert_eq!(std::fs::read_to_string(&store).expect("kept"), "applied");
     assert_eq!(std::fs::read_to_string(&root).expect("kept"), "root");
     assert_ne!(

@@ -8,14 +8,14 @@ use canal_timing::deadline;
 use canal_world::{PodTemplate, ProcessPhase, Signal, World};
 
 /// Maximum time of an event on a quiet machine.
-const SOON: Duration = Duration::from_secs(15);
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn phase(world: &World, host: &str) -> ProcessPhase {
-    world.host(host).expect("a host").pulse.phase
+    world.host(host).expect("a host").process.phase
 }
 
 fn pid(world: &World, host: &str) -> Option<u32> {
-    world.host(host).expect("a host").pulse.pid
+    world.host(host).expect("a host").process.pid
 }
 
 fn log(world: &World, host: &str) -> String {
@@ -27,10 +27,10 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
     let world = world("life", SMOKE);
     let first = pid(&world, "gw1").expect("it runs");
     world.kill("gw1", Signal::Kill).expect("killed");
-    becomes("a new start", SOON, || {
+    becomes("a new start", STEP_TIMEOUT, || {
         pid(&world, "gw1").is_some_and(|now| now != first)
     });
-    assert_eq!(world.host("gw1").expect("a host").pulse.restarts, 1);
+    assert_eq!(world.host("gw1").expect("a host").process.restarts, 1);
     assert!(
         log(&world, "gw1").contains("[world] ended: signal: 9"),
         "{}",
@@ -40,6 +40,7 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
     world.stop("gw1").expect("stopped");
     assert_eq!(phase(&world, "gw1"), ProcessPhase::Stopped);
     assert!(!world.is_ready("gw1").expect("known"));
+    // A supervisor would restart the process after 250 ms.
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(
         phase(&world, "gw1"),
@@ -47,12 +48,18 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
         "it must stay stopped"
     );
     world.start("gw1").expect("started");
-    world.wait_host_ready("gw1", deadline(SOON)).expect("ready");
+    world
+        .wait_host_ready("gw1", deadline(STEP_TIMEOUT))
+        .expect("ready");
 
+    // A restart is confirmed before its process is ready, so readiness must not be the
+    // predecessor's.
     for _ in 0..5 {
         let before = pid(&world, "gw1");
         world.restart("gw1").expect("restarted");
-        world.wait_host_ready("gw1", deadline(SOON)).expect("ready");
+        world
+            .wait_host_ready("gw1", deadline(STEP_TIMEOUT))
+            .expect("ready");
         let now = pid(&world, "gw1");
         assert!(
             now.is_some() && now != before,
@@ -94,7 +101,7 @@ fn a_process_that_may_end_is_left_ended() {
         &scene::options(true),
     )
     .expect("up");
-    becomes("both ends", SOON, || {
+    becomes("both ends", STEP_TIMEOUT, || {
         ["load1", "load2"]
             .iter()
             .all(|host| matches!(phase(&world, host), ProcessPhase::Ended { .. }))
@@ -137,11 +144,13 @@ fn probes_decide_readiness_and_the_registry_follows() {
     )
     .expect("up");
     world
-        .wait_host_ready("alpha/web-0", deadline(SOON))
+        .wait_host_ready("alpha/web-0", deadline(STEP_TIMEOUT))
         .expect("http probe");
+    // The file does not exist yet, so the probe fails.
     assert!(!world.is_ready("beta/web-0").expect("known"));
     let pods = world.config_dir("beta").join("_pods.yaml");
     let listed = || std::fs::read_to_string(&pods).unwrap_or_default();
+    // YAML writers may choose either quote.
     assert!(
         listed().contains("status: \"False\"") || listed().contains("status: 'False'"),
         "{}",
@@ -149,23 +158,23 @@ fn probes_decide_readiness_and_the_registry_follows() {
     );
     run(&world, "beta/web-0", &["touch", "ready"]);
     world
-        .wait_host_ready("beta/web-0", deadline(SOON))
+        .wait_host_ready("beta/web-0", deadline(STEP_TIMEOUT))
         .expect("exec probe");
-    becomes("a ready pod in the registry", SOON, || {
+    becomes("a ready pod in the registry", STEP_TIMEOUT, || {
         !listed().contains("False") && listed().contains("True")
     });
     run(&world, "beta/web-0", &["rm", "ready"]);
-    becomes("an unready pod in the registry", SOON, || {
+    becomes("an unready pod in the registry", STEP_TIMEOUT, || {
         listed().contains("False")
     });
     // A host that hangs fails its probe too.
     world.kill("alpha/web-1", Signal::Stop).expect("stopped");
-    becomes("unreadiness of a hanging pod", SOON, || {
+    becomes("unreadiness of a hanging pod", STEP_TIMEOUT, || {
         !world.is_ready("alpha/web-1").expect("known")
     });
     world.kill("alpha/web-1", Signal::Cont).expect("continued");
     world
-        .wait_host_ready("alpha/web-1", deadline(SOON))
+        .wait_host_ready("alpha/web-1", deadline(STEP_TIMEOUT))
         .expect("ready again");
 }
 
@@ -201,6 +210,7 @@ fn the_meshs_input_files_are_written() {
     assert_eq!(pod["ips"][0], "10.1.2.2");
     assert_eq!(pod["netns"], environment.netns.display().to_string());
     assert!(
+        // The node's file must name the cgroup that the pod really has.
         environment.cgroup.join("cgroup.procs").exists()
             && pod["cgroup"] == environment.cgroup.display().to_string()
     );
@@ -218,6 +228,7 @@ fn the_meshs_input_files_are_written() {
     );
     assert_eq!(world.operator_token().expect("a token").len(), 64);
     use std::os::unix::fs::PermissionsExt;
+    // Tokens and their hashes must be readable by root only.
     for secret in ["operator.token", "tokens/a-n1.token", "principals.yaml"] {
         let mode = std::fs::metadata(world.dir().join(secret))
             .expect(secret)
@@ -254,6 +265,7 @@ fn exec_is_inside_in_every_respect() {
         listening.expect("inside"),
         "the pod's address is ours to bind inside"
     );
+    // The pod's address exists only in the pod's namespace.
     assert!(
         std::net::TcpListener::bind("10.1.2.2:0").is_err(),
         "and not outside"
@@ -268,6 +280,7 @@ fn exec_is_inside_in_every_respect() {
         .expect_err("no such host")
         .to_string();
     assert!(near.contains("did you mean"), "{near}");
+    // Both tenants have a pod of that name, so it needs its tenant.
     let unclear = world.host("web-0").expect_err("two of them").to_string();
     assert!(
         unclear.contains("alpha/default/web-0 or beta/default/web-0"),
@@ -324,7 +337,7 @@ fn pods_come_and_go_in_a_living_world() {
     let pod = PodTemplate::parse(yaml).expect("a pod");
     let names = world.add_pod("alpha", &pod).expect("added");
     assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
-    world.wait_ready(deadline(SOON)).expect("ready");
+    world.wait_ready(deadline(STEP_TIMEOUT)).expect("ready");
     let late_pod = world.host("late-1").expect("a pod").environment;
     let to = format!("{}:8080", late_pod.ip4.expect("an address"));
     assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
@@ -334,6 +347,7 @@ fn pods_come_and_go_in_a_living_world() {
     let many = PodTemplate {
         name: "many".into(),
         nodes: vec!["a-n1".into()],
+        // 253 pods fit on a node; three are there.
         replicas: 251,
         ..pod.clone()
     };
@@ -361,6 +375,7 @@ fn pods_come_and_go_in_a_living_world() {
             .contains("late-1")
     };
     assert!(listed());
+    // Removed pods must leave nothing, neither in files nor in the kernel.
     world.remove_pod("late-1").expect("removed");
     assert!(!listed() && !late_pod.netns.exists() && !late_pod.cgroup.exists());
     assert!(
@@ -428,16 +443,15 @@ fn logs_are_bounded() {
     let world = world("log", &yaml);
     let log = world.log("load1").expect("a log");
     let size = |path: &std::path::Path| std::fs::metadata(path).map_or(0, |found| found.len());
-    becomes("a cut log", SOON, || {
+    becomes("a cut log", STEP_TIMEOUT, || {
         size(&log.with_extension("log.1")) > 8 << 20
     });
-    becomes("a short log", SOON, || size(&log) < 8 << 20);
+    becomes("a short log", STEP_TIMEOUT, || size(&log) < 8 << 20);
 }
 
 #[test]
 fn nothing_starts_before_its_dependencies() {
-    // Built-in node proxies and gateways wait for the controller's root certificate; pods wait for
-    // their capture.
+    // Built-in programs wait for the controller's root certificate, and pods for their capture.
     let yaml = SMOKE
         .replace(
             "{name: gw2, az: az2, command: [canal-world-peer, listen, \"8080\"]}",
@@ -464,16 +478,16 @@ fn nothing_starts_before_its_dependencies() {
     let world = canal_world::World::up(&scene::topology(&scene::name("wait"), &yaml), &options)
         .expect("up");
     let waiting = |host: &str, what: &str| matches!(phase(&world, host), ProcessPhase::Waiting { until } if until.contains(what));
-    becomes("waiting", SOON, || {
+    becomes("waiting", STEP_TIMEOUT, || {
         waiting("gw2", "root.pem")
             && waiting("b-n1", "root.pem")
             && waiting("beta/web-0", "capture")
     });
     std::fs::write(world.root_ca(), "a root").expect("written");
-    world.wait_host_ready("gw2", deadline(SOON)).expect("ready");
-    world
-        .wait_host_ready("b-n1", deadline(SOON))
-        .expect("ready");
+    for host in ["gw2", "b-n1"] {
+        let ready = world.wait_host_ready(host, deadline(STEP_TIMEOUT));
+        ready.expect("ready");
+    }
     let line = log(&world, "gw2");
     assert!(
         line.contains(
@@ -491,6 +505,7 @@ fn nothing_starts_before_its_dependencies() {
     let mut capture = world.exec("b-n1", &["true"]).expect("a command");
     drop(capture.status());
     let environment = world.host("beta/web-0").expect("a pod").environment;
+    // The listener on 15001 plays the node proxy's capture in the pod's namespace.
     let mut listener = std::process::Command::new("nsenter")
         .arg(format!("--net={}", environment.netns.display()))
         .args([
@@ -505,7 +520,7 @@ fn nothing_starts_before_its_dependencies() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("a listener");
-    let ready = world.wait_host_ready("beta/web-0", deadline(SOON));
+    let ready = world.wait_host_ready("beta/web-0", deadline(STEP_TIMEOUT));
     listener
         .kill()
         .and_then(|()| listener.wait())

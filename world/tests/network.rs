@@ -136,6 +136,7 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
 
 /// Writes routes of a node of beta that lead to the addresses of alpha's gateway.
 fn route_to_alpha(world: &World, device: &str) {
+    // Multicast is off on a world's links, so neighbours must be entered.
     for lines in [
         [
             "neigh",
@@ -183,6 +184,7 @@ fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
     // Root on a tenant's node can write any route, so the gateway must not rely on the node.
     let device = "vx102";
     route_to_alpha(&world, device);
+    // The gateway counts each attempt, the second one above the first.
     for (count, to) in [(1, "10.1.255.1:8080"), (2, "[fd00:101::ff:1]:8080")] {
         dial_in_vain(&world, "b-n1", to, "it must not answer");
         assert!(
@@ -228,6 +230,7 @@ fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
         "it must not answer",
     );
     assert!(world.refused("gw1").expect("counters").foreign > before);
+    // The other gateway is not involved, so its counters must not change.
     assert_eq!(
         world.refused("gw2").expect("counters"),
         canal_world::RefusedPackets::default()
@@ -341,6 +344,7 @@ fn cuts_losses_and_links_down_heal() {
         ),
         ("two AZs", "router-az1", "router-az2", "10.1.1.2:8080"),
     ];
+    // The path of the last two cases crosses both, since the pods are in different AZs.
     for (name, one, other, to) in cases {
         // Pods do not reach addresses of the underlay, so a host of the underlay dials those.
         let from = if to.starts_with("250") {

@@ -12,7 +12,7 @@ use canal_timing::deadline;
 use canal_world::{ProcessPhase, RefusedPackets, Signal, Topology, World};
 
 /// Maximum time of an event on a quiet machine.
-const SOON: Duration = Duration::from_secs(15);
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Reads the tier topology and replaces the mesh's programs by `sleep`.
 fn topology(tag: &str, change: impl Fn(String) -> String) -> Topology {
@@ -43,7 +43,7 @@ fn world(tag: &str) -> World {
     let world = World::up(&topology(tag, |text| text), &scene::options(true))
         .unwrap_or_else(|error| panic!("{error}"));
     world
-        .wait_ready(deadline(2 * SOON))
+        .wait_ready(deadline(2 * STEP_TIMEOUT))
         .unwrap_or_else(|error| panic!("{error}"));
     world
 }
@@ -267,7 +267,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
     let ip = |host: &str| ip(world, host);
     let vni = RefusedPackets {
         vni: 1,
-        ..RefusedPackets::default()
+        ..RefusedPackets::default() // The counts show which rule refused: VNI first, then peer.
     };
     let peer = RefusedPackets {
         peer: 1,
@@ -316,6 +316,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
                 ..RefusedPackets::default()
             },
         ),
+        // `torn` fragments the packet before its VNI, and each fragment is refused.
         (
             "a VNI behind the fold",
             format!(
@@ -389,6 +390,7 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
             sent.starts_with("sent 1 syn 10.1.1.2:4711 > 10.1.200.1:80 in vni "),
             "{sent}"
         );
+        // The sender never fails: only the router's counters show whether a packet passed.
         let now = world.refused("router-az1").expect("counters");
         let counts = |refused: &RefusedPackets| {
             [refused.source, refused.fragment, refused.vni, refused.peer]
@@ -401,6 +403,7 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
         assert_eq!(more, counts(&expected), "{name}");
     }
     refuse_tunnels_of_a_pod(&world);
+    // A misspelt word must be refused, or a case could test less than it says.
     let wrong = client_output(
         &world,
         "b-n1",
@@ -421,13 +424,13 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
 
 /// Lists what a machine contains of a world's gateways: namespaces, mounts, cgroups, files,
 /// devices, principals.
-fn holdings(world: &World) -> Vec<String> {
-    let mut held: Vec<String> = scene::remains(world.name())
+fn list_gateway_traces(world: &World) -> Vec<String> {
+    let mut traces: Vec<String> = scene::remains(world.name())
         .into_iter()
         .filter(|item| !item.starts_with("process"))
         .collect();
     // The ids of mounts are not comparable.
-    held.iter_mut().for_each(|item| {
+    traces.iter_mut().for_each(|item| {
         *item = item
             .split(' ')
             .filter(|word| word.contains("cnl-") || word.contains('/'))
@@ -435,7 +438,7 @@ fn holdings(world: &World) -> Vec<String> {
     });
     for dir in ["tokens", "data", "etc"] {
         let entries = std::fs::read_dir(world.dir().join(dir)).expect(dir);
-        held.extend(
+        traces.extend(
             entries
                 .flatten()
                 .map(|entry| format!("{dir}/{}", entry.file_name().to_string_lossy())),
@@ -443,29 +446,29 @@ fn holdings(world: &World) -> Vec<String> {
     }
     let groups = world.host("gw-1a").expect("a gateway").environment.cgroup;
     let groups = std::fs::read_dir(groups.parent().expect("a parent")).expect("cgroups");
-    held.extend(
+    traces.extend(
         groups
             .flatten()
             .filter(|entry| entry.path().is_dir())
             .map(|entry| format!("cgroup {}", entry.file_name().to_string_lossy())),
     );
-    held.extend(
+    traces.extend(
         world
             .traffic("router-az1")
             .expect("counters")
             .into_iter()
             .map(|(name, _)| format!("device {name}")),
     );
-    held.push(std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals"));
-    held.extend(
+    traces.push(std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals"));
+    traces.extend(
         world
             .hosts()
             .expect("hosts")
             .into_iter()
             .map(|host| host.environment.name),
     );
-    held.sort();
-    held
+    traces.sort();
+    traces
 }
 
 /// Checks that gateways with a wrong name, AZ or backend are refused, and that only gateways are
@@ -506,14 +509,17 @@ fn refuse_wrong_gateways(world: &World) {
 #[test]
 fn gateways_come_and_go_without_a_trace() {
     let world = world("fleet");
-    let before = holdings(&world);
+    let before = list_gateway_traces(&world);
     let mut addresses = Vec::new();
+    // Names repeat every five rounds, so that a name that was removed can be used again.
     for round in 0..50 {
         let name = format!("gw-x{}", round % 5);
         world
             .add_gateway(&name, "az1", "b1")
             .unwrap_or_else(|error| panic!("{round}: {error}"));
-        world.wait_host_ready(&name, deadline(SOON)).expect("ready");
+        world
+            .wait_host_ready(&name, deadline(STEP_TIMEOUT))
+            .expect("ready");
         addresses.push(
             world
                 .host(&name)
@@ -521,10 +527,12 @@ fn gateways_come_and_go_without_a_trace() {
                 .ip4()
                 .expect("an address"),
         );
+        // One round is enough for what holds in each.
         if round == 0 {
             let principals =
                 std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
-            assert!(principals.contains("gw-x0") && holdings(&world) != before);
+            // A gateway that was added must be reachable, and faults must reach it too.
+            assert!(principals.contains("gw-x0") && list_gateway_traces(&world) != before);
             let _listener = HostListener::on(&world, &name);
             for from in ["gw-3a", "edge-1"] {
                 dial(&world, from, &format!("{}:8080", addresses[0]))
@@ -541,7 +549,7 @@ fn gateways_come_and_go_without_a_trace() {
             .remove_gateway(&name)
             .unwrap_or_else(|error| panic!("{round}: {error}"));
     }
-    assert_eq!(holdings(&world), before);
+    assert_eq!(list_gateway_traces(&world), before);
     addresses.sort();
     addresses.dedup();
     assert_eq!(addresses.len(), 50, "no address was given again");
@@ -561,6 +569,7 @@ fn gateways_come_and_go_without_a_trace() {
             .iter()
             .filter(|host| host.environment.kind == "gateway")
             .count(),
+        // The file has eight gateways, of which three were removed.
         5
     );
     world
@@ -591,7 +600,7 @@ fn an_az_falls_and_rises() {
         )
     };
     let (near, far, theirs) = (ip("gw-1b"), ip("gw-3a"), ip("gw-1a"));
-    let phase = |host: &str| world.host(host).expect("a host").pulse.phase;
+    let phase = |host: &str| world.host(host).expect("a host").process.phase;
 
     world.cut_az("az2", false).expect("cut");
     let lost = dial_in_vain(&world, "gw-1a", &far, "cut");
@@ -610,6 +619,7 @@ fn an_az_falls_and_rises() {
     dial(&world, "gw-1a", &far).expect("healed");
     dial(&world, "gw-3b", &theirs).expect("healed");
 
+    // A process that an operator stopped must not start with its AZ again.
     world.stop("gw-4b").expect("stopped by hand");
     world.cut_az("az2", true).expect("cut");
     // A supervisor restarts a process that ends unexpectedly after 250 ms.
@@ -627,7 +637,7 @@ fn an_az_falls_and_rises() {
     world.heal_az("az2").expect("healed");
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
         world
-            .wait_host_ready(host, deadline(SOON))
+            .wait_host_ready(host, deadline(STEP_TIMEOUT))
             .unwrap_or_else(|error| panic!("{error}"));
     }
     assert_eq!(
@@ -704,6 +714,7 @@ fn the_tiers_input_files_are_written() {
         ),
         "{resolver}"
     );
+    // A pod that finds services by DNS must not find them in its files.
     assert!(!inside("beta/free-1", "/etc/hosts").contains("web"));
     assert!(
         inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"),
@@ -735,6 +746,7 @@ fn a_link_can_be_narrow() {
     };
     let world = World::up(&topology("narrow", narrow), &scene::options(true))
         .unwrap_or_else(|error| panic!("{error}"));
+    // A link's MTU is set at both ends, so that neither sends what the other drops.
     for (host, device, mtu) in [
         ("gw-1a", "eth0", 1400),
         ("router-az1", "h3", 1400),

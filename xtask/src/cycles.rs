@@ -252,6 +252,8 @@ mod tests {
             ),
             (
                 &[
+                    // `super` of a file in a folder is the folder's module, and macros contain
+                    // paths too.
                     ("a.rs", "mod c;"),
                     ("a/c.rs", "use super::super::b;"),
                     ("b.rs", "fn f() { j!(x: crate::a::f()); }"),
@@ -259,6 +261,7 @@ mod tests {
                 Some("a b"),
             ),
             (
+                // A module and its own submodule are one unit.
                 &[
                     ("a.rs", "mod c; use c::C;"),
                     ("a/c.rs", "use super::A;"),
@@ -267,6 +270,7 @@ mod tests {
                 None,
             ),
             (
+                // Imports of tests are no cycle of the program.
                 &[
                     ("a.rs", "use crate::b;"),
                     ("b.rs", "#[cfg(test)] mod tests { use crate::a; }"),

@@ -194,6 +194,8 @@ mod tests {
 
     #[test]
     fn only_panics_of_failed_tests_are_reported() {
+        // With one thread, panics are printed inside; a panic that a passed test caught must not be
+        // reported.
         let one_by_one = read_text(
             "running 2 tests\ntest that_passes ... \nthread 'that_passes' (6) panicked at a.rs:1:1:\ncaught\nok\n\
             test that_fails ... \nthread 'that_fails' (7) panicked at b.rs:2:2:\nnot within 20s: peace\nnote: run with `RUST_BACKTRACE=1`\nFAILED\n\n\
@@ -218,6 +220,7 @@ mod tests {
             ),
             (1, 1, Vec::new())
         );
+        // With captured output, libtest prints panics of failed tests at the end.
         let captured = read_text(
             "test a::b ... FAILED\ntest c ... ok\n\nsuccesses:\n\n---- c stdout ----\nwords\n\nsuccesses:\n    c\n\nfailures:\n\n---- a::b stdout ----\n\n\
             thread 'a::b' (8) panicked at c.rs:3:3:\n    left: 1\n   right: 2\nnote: run with\n\n\nfailures:\n    a::b\n\n\
@@ -235,6 +238,7 @@ mod tests {
                 ]
             )]
         );
+        // A test may fail without a panic, by returning an error.
         let returned = read_text(
             "test a ... FAILED\nfailures:\n\n---- a stdout ----\nError: \"none\"\n\nfailures:\n    a\n",
             &["a"],

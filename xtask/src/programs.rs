@@ -289,6 +289,7 @@ mod tests {
 
     #[test]
     fn each_module_of_a_suite_is_a_process() {
+        // `suite` programs run each module in a process; other names run as one process.
         let tests = ["api::a", "fleet::b", "api::c::d"].map(String::from);
         let all = |program: &TestProgram, is_e2e| -> Vec<(String, usize, String)> {
             let jobs = decide_jobs(program, "canal-controller-core", &tests, is_e2e);
@@ -313,6 +314,7 @@ mod tests {
             ),
         ];
         assert_eq!(all(&suite("suite", false), false), expected);
+        // End-to-end tests use the whole machine, so their tests run one by one.
         assert_eq!(
             all(&suite("suite", false), true)[1].2,
             "/x --test-threads=1 --nocapture --exact fleet::b"

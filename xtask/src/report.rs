@@ -391,6 +391,7 @@ mod tests {
             "4 passed, 1 failed, 0 skipped",
         ];
         assert_eq!(report.closing("logs"), expected);
+        // The report expects a run of 61 s, and its clock has just begun.
         assert!(
             report.clock.stamp().starts_with("[0:00 / 1:01]"),
             "{}",

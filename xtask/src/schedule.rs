@@ -59,6 +59,7 @@ pub(crate) fn run(
     context: &RunContext<'_>,
     durations: &mut Durations,
 ) -> anyhow::Result<Vec<JobResult>> {
+    // Durations come from earlier runs; an unknown job has a default.
     sort(&mut jobs, durations);
     let mut waiting = VecDeque::from(jobs);
     let (mut running, mut results): (Vec<RunningJob>, Vec<JobResult>) = (Vec::new(), Vec::new());
@@ -432,6 +433,7 @@ mod tests {
     #[test]
     fn planted_programs_are_checked_in_two_passes() {
         with_context("planted", |context| {
+            // The mark exists after the first attempt, so that only that one fails.
             let mark = context.logs.join("mark");
             let once = format!(
                 "if mkdir {} 2>/dev/null; then {FAILS}; else {PASSES}; fi",
@@ -444,6 +446,7 @@ mod tests {
             ];
             let mut durations = Durations::default();
             let mut results = run(jobs, context, &mut durations).unwrap();
+            // Jobs end in any order.
             results.sort_by_key(|result| result.job.name.clone());
             assert_eq!(
                 results
@@ -453,6 +456,7 @@ mod tests {
                 [1, 0, 1]
             );
             assert_eq!(results[0].failures[0].line(), "a.rs:1:1: lost");
+            // Failed jobs run once more: `bad` fails again, and `shaky` is unstable.
             let again = decide_second_pass(&results);
             assert_eq!(again, [0, 2]);
             let mut ends = again.into_iter().map(|n| {

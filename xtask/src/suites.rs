@@ -380,6 +380,7 @@ impl SuiteRun<'_> {
             return Ok(None);
         }
         self.durations.record(BUILD, took);
+        // Timings of single crates are added to the report, so that slow ones are found.
         timings::add_to(
             &mut self.report,
             &timings::take(&self.tree.root),
@@ -481,6 +482,7 @@ impl SuiteRun<'_> {
         self.report.add_stage(stage, started.elapsed());
         let again = decide_second_pass(&results);
         if again.is_empty()
+            // With many failures the change is the cause, and a second pass would only take time.
             && results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX
         {
             println!(

@@ -184,6 +184,7 @@ mod tests {
     #[test]
     fn each_test_is_in_a_tier() {
         let table = TimedTests::read(ROWS).unwrap();
+        // `one` is of the timing tier, `two` of both, and `b` of timing as a whole.
         let jobs = [
             job("a", &["one", "two", "three"]),
             job("b", &["four"]),
@@ -202,6 +203,7 @@ mod tests {
             counts,
             TierCounts {
                 listed_tests: 5,
+                // Every listed test is in one of the tiers, and no test is counted twice.
                 gate: 3,
                 timing: 3,
                 both: 1

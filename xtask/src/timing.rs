@@ -60,6 +60,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
     let logs = tree.root.join(LOGS);
     std::fs::create_dir_all(&logs)?;
     let clock = RunClock::new(BUILD_EXPECTED);
+    // Times of unoptimized programs would say nothing.
     println!("== build: the release profile of all programs and tests");
     let build = compile::run(&tree.root, &BUILD, &[], &logs.join("build.log"), clock)?;
     if let Some(why) = build.failure() {
@@ -67,11 +68,13 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
         anyhow::bail!("the build failed; its log is {LOGS}/build.log");
     }
     let jobs = programs::jobs(&tree.root, &build.programs)?;
+    // A renamed test would run in no tier, so the table is checked first.
     let unknown = table.unknown(&jobs);
     anyhow::ensure!(unknown.is_empty(), "{}", unknown.join("\n"));
     let tests = choose(&jobs, &table, &wanted)?;
     let (commit, is_dirty) = host::commit(&tree.root)?;
     let short: String = commit.chars().take(10).collect();
+    // Figures of a changed tree are no figures of the commit.
     let commit = if is_dirty {
         format!("{short} with changes")
     } else {

@@ -186,6 +186,7 @@ fn decide_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
             (
                 "yes".to_owned(),
                 format!("{} of {}", all.len() - no, all.len()),
+                // A condition may fail now and then on a shared machine.
                 no <= tries / TRIES_PER_NO,
             )
         }
@@ -194,6 +195,7 @@ fn decide_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
             sorted.sort_by(|a, b| ratio(*a).total_cmp(&ratio(*b)));
             // With an even number of tries, the median is the longer of the two in the middle.
             let (median, longest) = (sorted[sorted.len() / 2], sorted[sorted.len() - 1]);
+            // The median decides; one slow try may exceed the bound by a factor.
             let is_held = ratio(median) <= 1.0 && ratio(longest) <= OUTLIER_FACTOR;
             (
                 number(median.bound),
@@ -201,6 +203,7 @@ fn decide_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
                 is_held,
             )
         }
+        // Losses are summed, because each try counts few of them.
         FigureKind::Losses => {
             let sum = |part: fn(&Figure) -> f64| all.iter().map(part).sum::<f64>();
             let (lost, bound) = (sum(|figure| figure.value), sum(|figure| figure.bound));

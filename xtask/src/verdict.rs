@@ -190,6 +190,7 @@ fn decide_tests(
         .map(|failed| failure(&failed.test, failed.message))
         .collect();
     let is_complete =
+        // A program that exits early could report some tests and hide the rest.
         matches!(ended.end, ProcessEnd::Exited(_)) && count.reported >= job.tests.len() as u64;
     match why(&ended.end) {
         // A failed test explains the exit status.
@@ -208,6 +209,7 @@ fn decide_tests(
         .map(|(test, _)| test.as_str())
         .filter(|test| !timed.lists(&job.name, test))
         .collect();
+    // One test may report several figures.
     unlisted.dedup();
     for test in &unlisted {
         let why = "reports a time, so testing/timed-tests.tsv needs a row for it: tier `both` or `timing`";
@@ -390,6 +392,7 @@ mod tests {
             &["test b ... \n"],
             ProcessEnd::Killed(Duration::from_secs(300)),
         );
+        // The second test began and did not end, so it is named.
         assert_eq!(result.failures[0].test, "b", "the one that was running");
     }
 

@@ -159,12 +159,13 @@ async fn applied(client: &mut AdminClient<Channel>) -> Vec<String> {
 
 #[tokio::test]
 async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
-    let place = ControllerFolders::new();
+    let folders = ControllerFolders::new();
     let mut acknowledged: Vec<String> = Vec::new();
     let (mut generation, mut quickest) = (0, Duration::MAX);
+    // Rounds differ in the number of changes and in the pause, so that kills meet different states.
     for round in 0..8u64 {
-        let mut running = place.start();
-        let (mut client, took) = place.client().await;
+        let mut running = folders.start();
+        let (mut client, took) = folders.client().await;
         quickest = quickest.min(took);
         let found = applied(&mut client).await;
         let lost: Vec<&String> = acknowledged.iter().filter(|n| !found.contains(n)).collect();
@@ -179,6 +180,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         generation = now;
 
         let (acknowledge, written) = mpsc::unbounded_channel();
+        // The writer never stops by itself; the kill ends it in the middle of a change.
         let writer = tokio::spawn(async move {
             let mut acks = Vec::new();
             for i in 0.. {
@@ -200,7 +202,9 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             }
             acks
         });
+        // 3 to 9 answers, by a formula that needs no random numbers.
         several(written, 3 + round * 5 % 7).await;
+        // Up to 7 ms more, within which a change may be anywhere between request and disk.
         tokio::time::sleep(Duration::from_millis(round * 3 % 8)).await;
         running.0.kill().unwrap();
         running.0.wait().unwrap();
@@ -213,6 +217,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             acknowledged.push(name);
         }
     }
+    // Without many acknowledged changes nothing could have been lost.
     assert!(
         acknowledged.len() > 16,
         "too little was written to prove anything: {}",
@@ -262,12 +267,12 @@ fn is_next((phase, a): &Roots, (next, b): &Roots) -> bool {
 
 #[tokio::test]
 async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
-    let place = ControllerFolders::new();
+    let folders = ControllerFolders::new();
     let mut last: Option<Roots> = None;
     let mut steps = 0;
     for round in 0..8u64 {
-        let mut running = place.start();
-        let (mut client, _) = place.client().await;
+        let mut running = folders.start();
+        let (mut client, _) = folders.client().await;
         let request = api::TrustRequest {
             tenant: "alpha".into(),
             certificates: false,
@@ -299,7 +304,9 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
             }
             seen
         });
+        // One to three steps: every phase of a rotation is met by some kill.
         several(turned, 1 + round % 3).await;
+        // Up to 7 ms more, within which a step may be anywhere between request and disk.
         tokio::time::sleep(Duration::from_millis(round * 3 % 8)).await;
         running.0.kill().unwrap();
         running.0.wait().unwrap();
@@ -308,6 +315,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
         steps += seen.len() - 1;
         last = seen.into_iter().last();
     }
+    // Eight rounds of one step or more each.
     assert!(steps > 8, "too little was done to prove anything: {steps}");
 }
 
@@ -317,9 +325,9 @@ fn address(round: u64, i: u64) -> String {
 
 #[tokio::test]
 async fn sigterm_ends_the_process_in_order() {
-    let place = ControllerFolders::new();
-    let running = place.start();
-    let (mut client, _) = place.client().await;
+    let folders = ControllerFolders::new();
+    let running = folders.start();
+    let (mut client, _) = folders.client().await;
     assert!(
         client
             .apply(apply(route("r", "a", &[("b", 1)])))
@@ -351,8 +359,8 @@ async fn sigterm_ends_the_process_in_order() {
         Duration::from_secs(2),
     );
     assert!(running.log().contains("stopped"));
-    let _again = place.start();
-    let (mut client, _) = place.client().await;
+    let _again = folders.start();
+    let (mut client, _) = folders.client().await;
     let now = client
         .status(with_token(StatusRequest {}, "root"))
         .await
@@ -372,18 +380,19 @@ fn refused(args: &[String]) -> Output {
 
 #[test]
 fn wrong_flags_are_reported() {
-    let place = ControllerFolders::new();
-    let file = place.dir.path().join("file");
+    let folders = ControllerFolders::new();
+    let file = folders.dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let with = |flag: &str, value: &str| {
-        let mut args = place.args();
+        let mut args = folders.args();
         let at = args.iter().position(|a| a == flag).unwrap();
         args[at + 1] = value.into();
         args
     };
     let file = file.display().to_string();
-    let no_dir = place.dir.path().join("none").display().to_string();
+    let no_dir = folders.dir.path().join("none").display().to_string();
+    // These cases fail at the start (code 1), the ones below at the command line (code 2).
     let cases = [
         (
             "a port in use",
@@ -422,7 +431,11 @@ fn wrong_flags_are_reported() {
         ),
         (
             "an invalid store key",
-            [place.args(), vec!["--store-key-file".into(), file.clone()]].concat(),
+            [
+                folders.args(),
+                vec!["--store-key-file".into(), file.clone()],
+            ]
+            .concat(),
             "--store-key-file",
         ),
     ];
@@ -446,7 +459,7 @@ fn wrong_flags_are_reported() {
         ("--external-ca", "alpha.example", "TRUST_DOMAIN=URL"),
         ("--external-ca", "alpha.example=http://ca", "--ca-dir"),
     ] {
-        let out = refused(&[place.args(), vec![flag.into(), value.into()]].concat());
+        let out = refused(&[folders.args(), vec![flag.into(), value.into()]].concat());
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(
             out.status.code() == Some(2) && text.contains(part),
@@ -460,18 +473,20 @@ fn wrong_flags_are_reported() {
 /// everything else continues.
 #[tokio::test]
 async fn a_full_disk_refuses_applies_and_nothing_else() {
-    let place = ControllerFolders::new();
+    let folders = ControllerFolders::new();
     // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of
     // ending the process.
+    // The file may have a few MB, which some applies of 600 kB fill.
     let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
     let child = Command::new("sh")
         .args(["-c", script, BINARY])
-        .args(place.args())
+        .args(folders.args())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let _running = Running(child);
-    let (mut client, _) = place.client().await;
+    let (mut client, _) = folders.client().await;
+    // Comments are stored with their object, so each apply adds 600 kB.
     let filler = "# nothing\n".repeat(60_000);
     let mut landed = 0;
     let refusal = loop {
@@ -493,7 +508,8 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
         landed,
         "what was acknowledged is there, what was refused is not"
     );
-    let file = place.dir.path().join("config/alpha/more.yaml");
+    // Files come into force without a write to the store.
+    let file = folders.dir.path().join("config/alpha/more.yaml");
     write_whole(&file, &service(1, "from-a-file", 200));
     let until = Instant::now() + wait_limit();
     let request = || GetRequest {

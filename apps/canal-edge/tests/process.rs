@@ -183,6 +183,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     assert_eq!(script.lock().unwrap().subscribers, ["edge~edge-1"]);
     let reported = || script.lock().unwrap().reports.len();
     let before = reported();
+    // 2.1 s hold four reports at two a second, with one more or less at the ends.
     std::thread::sleep(Duration::from_millis(2100));
     timed!(
         (3..=6).contains(&(reported() - before)),
@@ -204,6 +205,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     // From now on the regular reports are a second apart, but changes are reported at once.
     script.lock().unwrap().orders.next_ms = 1000;
     let before = reported();
+    // The first of these reports may still follow the old interval.
     m.until("the order has arrived", || reported() >= before + 2);
 
     let two = follow_a_death_and_a_recovery(&m, two);
@@ -223,6 +225,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     assert!(maps(&m).tables().get(&5).unwrap().is_none());
     assert!(
         m.metric("canal_edge_map_entries{map=\"canal_tables\"} 0")
+            // 16,384 is the capacity of the map.
             && m.metric("canal_edge_map_limit{map=\"canal_tables\"} 16384")
     );
     one.close(&m.ns);
@@ -234,6 +237,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
     let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
+    // No replica page is open in this test.
     m.until("both are down: no replica answers probes", || {
         (up(&m, 1), up(&m, 2)) == (Some(2), Some(2))
     });
@@ -303,6 +307,7 @@ fn externally_flushed_programs_and_maps_are_reinstalled() {
     let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
+    // Three ways in which another program could remove parts of the edge's.
     for (what, flush) in [
         (
             "attachment",
@@ -409,6 +414,7 @@ fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
             "canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}"
         ))
     });
+    // The number of nodes in the map depends on the fixture, so it is read here.
     let before = (1..9).find(|n| nodes(*n)).unwrap();
     // One update contains one prefix too many, and a resource that fits.
     publish(&|all| {
@@ -484,6 +490,7 @@ fn containers_interfaces_stay_guarded_until_they_are_detached() {
         m.metric("canal_interface_guard_file_errors_total{reason=\"format\"} 1")
     });
     assert!(guarded());
+    // Another tool removes the guard; the agent must notice.
     m.ns.tc("qdisc del dev to-a clsact");
     m.until("reinstalled", guarded);
     edge.kill();

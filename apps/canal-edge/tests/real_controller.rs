@@ -111,6 +111,7 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
                 backend: "b1".into(),
                 az: "az1".into(),
                 underlay: "250.1.0.11".into(),
+                // A replica reports the generation that it has received.
                 generation: south.status().generation,
                 ..ReplicaReportRequest::default()
             };
@@ -173,6 +174,7 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
                 b"",
             ));
             let sent = loaded.test_run(&frame).unwrap();
+            // Verdict 7 is TC_ACT_REDIRECT, and 0xca0a1 the tier's VNI.
             sent.verdict == 7
                 && read(&sent.frame).starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 ")
         });

@@ -85,6 +85,7 @@ mod tests {
             headers: vec![],
             query: vec![],
         };
+        // The repetition makes each regex large; 22 of them are all that a service may have.
         let (kind, rule) = (|| "HTTPRoute".to_string(), || "0".to_string());
         let route = |n: u32| RouteRule {
             key: RouteKey {
@@ -102,8 +103,10 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(vec![]),
         };
+        // 64 services take longer to compile than the updates below need.
         let services =
             (0..64).flat_map(|n| [Resource::Service(service(n)), Resource::Route(route(n))]);
         std::iter::once(tenant_named("alpha"))
@@ -156,6 +159,7 @@ mod tests {
             assert_ne!(seen.current().generation(), before);
         }
         let taken = started.elapsed();
+        // A revocation after the tables are built would prove nothing.
         assert_eq!(
             engine.dump(None)["tenants_building"],
             serde_json::json!(["alpha"]),

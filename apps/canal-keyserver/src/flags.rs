@@ -111,7 +111,7 @@ impl Flags {
                     az: self.az,
                     tenant: self.tenant,
                 },
-                lanes: OperationPoolConfig {
+                pool: OperationPoolConfig {
                     workers,
                     linger: Duration::from_millis(self.rsa_open_ms),
                 },
@@ -183,7 +183,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.engine.principal.to_string(), "keyserver alpha/ks-1");
         assert_eq!(
-            (config.engine.lanes.workers, config.engine.lanes.linger),
+            (config.engine.pool.workers, config.engine.pool.linger),
             (3, Duration::ZERO)
         );
         for (bad, text) in [

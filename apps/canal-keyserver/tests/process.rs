@@ -33,6 +33,7 @@ struct KeyServerProcess {
 
 impl KeyServerProcess {
     fn start(folder: &Path, controller: &str) -> Self {
+        // Each process needs addresses that no other test uses.
         let (keys, admin, metrics, readiness) =
             (own_address(), own_address(), own_address(), own_address());
         let child = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
@@ -166,6 +167,8 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
         .iter()
         .filter(|r| r.kind().is_security())
         .map(|r| (r.kind(), r.name()))
+        // The manifest lists all security resources, so that a subscriber knows when it has them
+        // all.
         .collect();
     let sealed = names.iter().map(|(kind, name)| (*kind, name.as_str(), "1"));
     let manifest = Arc::new(Resource::Manifest(
@@ -380,6 +383,7 @@ async fn a_key_server_lives_and_ends() {
         signature(&channel).await,
         ServerReply::Signature(_)
     ));
+    // A node of another tenant has a valid channel certificate and no entitlement.
     let foreign = Channel::connect(process.keys, &infra, BETA_NODE)
         .await
         .unwrap();
@@ -396,7 +400,8 @@ async fn a_key_server_lives_and_ends() {
 
     end_after_the_work_in_flight(&mut process, &channel, &alpha).await;
 
-    // After a restart the process reads the entitlements from its own disk, and has only new keys.
+    // After a restart the process reads the entitlements from its own disk. It never stored its
+    // keys, so each is new.
     let before = requested.lock().unwrap().clone();
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     process.ready().await;
@@ -416,7 +421,7 @@ async fn a_key_server_lives_and_ends() {
     let _call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(channel.lives().await);
     process.signal(Signal::TERM);
-    // Two signals at once would be one.
+    // The first signal must have been handled, because the kernel merges two pending ones.
     while !matches!(
         signature(&channel).await,
         ServerReply::Refused(KeyRefusal::Draining, _)
@@ -444,6 +449,7 @@ fn mistakes_are_reported_before_anything_starts() {
             .all(|f| help.contains(f)),
         "{help}"
     );
+    // The folder cannot be created, so that the last case fails after the flags were accepted.
     let rest = [
         "--az",
         "az1",
@@ -456,6 +462,7 @@ fn mistakes_are_reported_before_anything_starts() {
         "--data-dir",
         "/proc/none",
     ];
+    // Code 2 is a wrong command line, 1 a failure of the start.
     for (more, code, text) in [
         (&["--name", "A_b"][..], 2, "name"),
         (&["--name", "ks-1", "--tls-dir", "x"], 2, "--tenant"),
@@ -466,10 +473,10 @@ fn mistakes_are_reported_before_anything_starts() {
             .args(more)
             .output()
             .unwrap();
-        let expected = String::from_utf8_lossy(&out.stderr);
+        let stderr = String::from_utf8_lossy(&out.stderr);
         assert!(
-            out.status.code() == Some(code) && expected.contains(text),
-            "{more:?}: {:?} {expected}",
+            out.status.code() == Some(code) && stderr.contains(text),
+            "{more:?}: {:?} {stderr}",
             out.status
         );
     }

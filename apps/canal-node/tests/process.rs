@@ -84,7 +84,7 @@ struct NodeMachine {
 }
 
 /// Maximum time of a step on a quiet machine.
-const SOON: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of one answer on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -133,6 +133,8 @@ impl NodeMachine {
             root: at("infra/root.pem"),
             token: at("tokens/n1"),
         };
+        // `ns` is the pod's namespace, `outside` the network where the gateway and other clients
+        // are.
         let (ns, outside, cg) = (LabNetns::new(), LabNetns::bare(), Cgroup::new());
         ns.ip(&format!(
             "link set nowhere netns {} name out0",
@@ -282,7 +284,7 @@ impl NodeMachine {
             let credential = source.credential(&canal_model::identity::gateway_identity(
                 "alpha.example".parse().unwrap(),
             ));
-            tokio::time::timeout(deadline(SOON), credential.first())
+            tokio::time::timeout(deadline(STEP_TIMEOUT), credential.first())
                 .await
                 .expect("a certificate in time");
             credential
@@ -306,7 +308,11 @@ impl NodeMachine {
         while !holds() {
             let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
             let waited = start.elapsed();
-            assert!(waited < deadline(SOON), "not in time: {what}\n{}", log());
+            assert!(
+                waited < deadline(STEP_TIMEOUT),
+                "not in time: {what}\n{}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
         start.elapsed()
@@ -452,9 +458,11 @@ fn pods_come_and_go_by_files() {
     lives.line();
     fs::remove_file(m.pod_file()).unwrap();
     m.until("closed", || !m.listens());
+    // Captured, but nobody listens: the connect is refused inside the pod.
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)");
     metric("canal_node_pods{state=\"leaving\"} 1");
     drop(lives);
+    // The capture is removed with the last process, so the address has no route any more.
     m.until("let go", || {
         m.dial() == "error NetworkUnreachable Some(101)"
     });
@@ -478,6 +486,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     m.stop_controller();
     m.assert_served("the node continues");
     node.kill();
+    // Several attempts, since each must be refused.
     for _ in 0..3 {
         assert_eq!(
             m.dial(),
@@ -490,6 +499,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     m.until("served", || m.listens());
     m.assert_served("from the snapshot, with the certificate from disk");
     let dump = m.config_dump();
+    // JSON writers differ in blanks.
     assert!(
         dump.contains("\"live\":false") || dump.contains("\"live\": false"),
         "{dump}"
@@ -528,6 +538,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     let node = m.node();
     node.ready();
     m.until("served", || m.listens());
+    // Without a policy, plaintext must reach the application, or its later refusal proves nothing.
     m.until("no policy exists", || m.plain());
     let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
     m.until("the Workload API", || {
@@ -555,16 +566,18 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
         fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please"))
     });
     node.kill();
+    // Several attempts, since each must be refused.
     assert!(
         (0..3).all(|_| !m.plain()),
         "the node has ended, and the program is still attached"
     );
     let node = m.node();
     let start = Instant::now();
+    // Every moment of the start is checked, until the node is ready.
     while m.get(2, "/healthz/ready").0 != 200 {
         let waited = start.elapsed();
         assert!(
-            !m.plain() && waited < deadline(SOON),
+            !m.plain() && waited < deadline(STEP_TIMEOUT),
             "at no time of the start"
         );
     }
@@ -588,6 +601,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
 #[test]
 fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     let mut m = NodeMachine::new();
+    // A datagram must have a route, or it would fail for that reason and not by the guard.
     m.ns.ip("route add default dev pod0");
     // A bpffs cannot be mounted on a file, and without a directory for the pins BPF counts as
     // refused.
@@ -618,6 +632,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
         outcome.contains("capture of this node falls back to nftables"),
         "{outcome}"
     );
+    // An uncaptured protocol: with nftables too, no datagram may leave the pod.
     let datagram = || {
         let mut client = CaseProcess::start(
             &m.ns,
@@ -663,6 +678,7 @@ kind: UDPRoute
 metadata: {name: names, namespace: b}
 spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRefs: [{name: names, port: 53}]}]}
 "#;
+    // Both capture modes guard the pod by different means.
     for capture in ["bpf", "nft"] {
         let mut m = NodeMachine::new();
         m.capture = capture;
@@ -677,6 +693,8 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         let answers = |from: &str| {
             let socket = m.outside.within(|| UdpSocket::bind((from, 0)).unwrap());
             socket
+                // Silence means a drop. The `until`s repeat the question, so a late answer does not
+                // fail the test.
                 .set_read_timeout(Some(Duration::from_millis(300)))
                 .unwrap();
             socket.send_to(b"x", "10.77.0.2:5353").unwrap();
@@ -686,6 +704,7 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         let route = m.dir.path().join("config/alpha/udp.yaml");
         fs::write(&route, ROUTE).unwrap();
         m.until("the port opens", || answers(GATEWAY));
+        // An address that is not the gateway's must not be let in by the same route.
         assert!(!answers(OUTSIDE), "{capture}: no address of the tier");
         let passed =
             "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"passed_udp_route\"} ";
@@ -714,6 +733,7 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
 fn containers_interfaces_are_guarded_until_the_node_releases_them() {
     let m = NodeMachine::new();
     let host = &m.outside;
+    // The pair stands for a container's interface, of which the host sees `to-a`.
     host.ip("link add to-a type veth peer name in-a");
     ["to-a", "in-a"]
         .iter()

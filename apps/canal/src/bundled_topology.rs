@@ -196,6 +196,7 @@ mod tests {
             ),
             (2, 2, 4, 4)
         );
+        // Beta's routes are in a file; alpha's are applied by a step of the demo.
         for tenant in &topology.tenants {
             let (files, reviews) = match tenant.name.as_str() {
                 "alpha" => (1, 3),

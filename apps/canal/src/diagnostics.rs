@@ -4,7 +4,7 @@
 use canal_json_api::v1::ChangeKindView;
 use canal_wire::api::{Change, Diagnostic, Severity};
 
-/// Returns `file:line:column: error: object: field: problem`, then the fix.
+/// Returns `file:line:column: error[code]: object: field: problem`, then the fix.
 pub(crate) fn lines(diagnostics: &[Diagnostic]) -> Vec<String> {
     diagnostics.iter().flat_map(one).collect()
 }
@@ -18,6 +18,7 @@ fn one(diagnostic: &Diagnostic) -> Vec<String> {
         field,
         problem,
         fix,
+        code,
         ..
     } = diagnostic;
     let spot = match (line, column) {
@@ -35,8 +36,13 @@ fn one(diagnostic: &Diagnostic) -> Vec<String> {
         .filter(|p| !p.is_empty())
         .cloned()
         .collect::<Vec<_>>();
+    // A controller of an older release sends no code.
+    let code = match code.is_empty() {
+        true => String::new(),
+        false => format!("[{code}]"),
+    };
     let mut lines = vec![format!(
-        "{place}{}: {}",
+        "{place}{}{code}: {}",
         severity(diagnostic),
         parts.join(": ")
     )];
@@ -104,9 +110,10 @@ mod tests {
             field: "spec.rules[0]".into(),
             problem: "no such service".into(),
             fix: "name a Service".into(),
+            code: "CANAL0408".into(),
         };
         let want = [
-            "routes.yaml:12:3: error: HTTPRoute bookinfo/reviews: spec.rules[0]: no such service",
+            "routes.yaml:12:3: error[CANAL0408]: HTTPRoute bookinfo/reviews: spec.rules[0]: no such service",
             "  fix: name a Service",
         ];
         assert_eq!(lines(std::slice::from_ref(&diagnostic)), want);

@@ -309,11 +309,11 @@ fn decide_only(mut names: Vec<String>) -> VerbResult<String> {
 }
 
 /// Describes a process in one word, with the reason if there is one.
-pub(crate) fn phase(pulse: &ProcessStatus) -> String {
-    match &pulse.phase {
+pub(crate) fn phase(process: &ProcessStatus) -> String {
+    match &process.phase {
         ProcessPhase::Idle => "idle".to_owned(),
         ProcessPhase::Waiting { until } => format!("waits for {until}"),
-        ProcessPhase::Running if pulse.ready => "ready".to_owned(),
+        ProcessPhase::Running if process.ready => "ready".to_owned(),
         ProcessPhase::Running => "not ready".to_owned(),
         ProcessPhase::Pausing { how } => format!("restarts: {how}"),
         ProcessPhase::Ended { how, well: false } => format!("ended: {how}"),

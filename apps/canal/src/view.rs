@@ -63,7 +63,13 @@ impl WorldSampler {
             .hosts
             .iter()
             .filter(|h| h.environment.job.is_some())
-            .map(|h| format!("{}: {}", h.environment.name, running_world::phase(&h.pulse)));
+            .map(|h| {
+                format!(
+                    "{}: {}",
+                    h.environment.name,
+                    running_world::phase(&h.process)
+                )
+            });
         let planes = current.status.iter().flat_map(|s| &s.subscribers).map(|s| {
             let state = if s.connected { "connected" } else { "away" };
             format!(
@@ -162,7 +168,7 @@ fn lines(world: &str, current: &WorldSample, last: Option<&WorldSample>) -> Vec<
     let ready = current
         .hosts
         .iter()
-        .filter(|h| h.environment.job.is_some() && h.pulse.ready)
+        .filter(|h| h.environment.job.is_some() && h.process.ready)
         .count();
     let all = current
         .hosts
@@ -179,8 +185,14 @@ fn lines(world: &str, current: &WorldSample, last: Option<&WorldSample>) -> Vec<
     let troubled: Vec<String> = current
         .hosts
         .iter()
-        .filter(|h| h.environment.job.is_some() && !h.pulse.ready)
-        .map(|h| format!("{}: {}", h.environment.name, running_world::phase(&h.pulse)))
+        .filter(|h| h.environment.job.is_some() && !h.process.ready)
+        .map(|h| {
+            format!(
+                "{}: {}",
+                h.environment.name,
+                running_world::phase(&h.process)
+            )
+        })
         .collect();
     if !troubled.is_empty() {
         lines.extend([String::new(), "NOT READY".to_owned()]);
@@ -233,9 +245,9 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
             name.clone(),
             host.environment.kind.clone(),
             host.environment.az.clone(),
-            running_world::phase(&host.pulse),
+            running_world::phase(&host.process),
             cpu,
-            host.pulse.restarts.to_string(),
+            host.process.restarts.to_string(),
             connection,
             generation,
             sent,

@@ -95,7 +95,9 @@ fn objects_live_from_apply_to_delete() {
     let broken = world.write("broken.yaml", &text.replace("reviews-v2", "reviews-v9"));
     let (routes, other, broken) = (routes.display(), other.display(), broken.display());
 
+    // Exit code 6 means differences, 5 an object that does not exist.
     world.check(&format!("diff -f {routes} --exit-code"), 6, "created");
+    // A dry run must change nothing, as the next line shows.
     world.check(&format!("apply -f {routes} --dry-run"), 0, "(dry run)");
     world.check("get httproute reviews -n bookinfo", 5, "does not exist");
     world.check(
@@ -103,6 +105,7 @@ fn objects_live_from_apply_to_delete() {
         0,
         "HTTPRoute bookinfo/reviews created",
     );
+    // The second apply of the same file must not be a change.
     world.check(
         &format!("apply -f {routes} --wait 5"),
         0,
@@ -114,12 +117,14 @@ fn objects_live_from_apply_to_delete() {
         0,
         "+        - {name: reviews-v1, port: 9080, weight: 70}",
     );
+    // A refused apply must leave the object as it was.
     world.check(
         &format!("apply -f {broken}"),
         1,
-        "broken.yaml:16:12: error: HTTPRoute bookinfo/reviews",
+        "broken.yaml:16:12: error[CANAL0408]: HTTPRoute bookinfo/reviews",
     );
     world.check("get httproutes -n bookinfo -o yaml", 0, "weight: 90");
+    // The tenant does not exist, and the reason is on stderr.
     world.check(&format!("apply --tenant nobody -f {routes}"), 1, "");
     world.check(&format!("delete -f {routes} -o json"), 0, "\"deleted\"");
     world.check("delete httproute reviews -n bookinfo", 1, "no such object");
@@ -211,11 +216,12 @@ fn policies_are_applied_refused_and_explained() {
     let good = policy("good.yaml", "{to: [{operation: {methods: [GET]}}]}");
     let bad = policy("bad.yaml", "{to: [{operation: {methods: []}}]}");
     let arguments = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
+    // Before the policy the answer must be a route, or its later refusal proves nothing.
     world.check(&format!("{arguments} POST"), 0, "route: ");
     world.check(
         &format!("apply -f {bad}"),
         1,
-        "bad.yaml:4:81: error: AuthorizationPolicy bookinfo/readers",
+        "bad.yaml:4:81: error[CANAL0120]: AuthorizationPolicy bookinfo/readers",
     );
     world.check(
         &format!("apply -f {good} --wait 5"),

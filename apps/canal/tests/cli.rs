@@ -23,6 +23,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn exit_codes_are_stable() {
+    // Scripts rely on these codes (`ExitStatus`), so that a change must be deliberate.
     for (name, words, code) in [
         ("help", "--help", 0),
         ("version", "--version", 0),
@@ -168,6 +169,7 @@ fn others_are_told_to_be_root(world: &str) {
             .args(words)
             .env_remove("CANAL_WORLD")
             .env_remove("CANAL_SERVER")
+            // 65534 is `nobody`.
             .uid(65534)
             .gid(65534)
             .output()
@@ -214,6 +216,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
         return;
     }
     let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
+    // World names are short, and two runs at once must not meet.
     let name = format!("cli{run}-{}", std::process::id() % 1_000_000);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("small.yaml");
@@ -229,11 +232,13 @@ fn a_world_goes_up_is_used_and_goes_down() {
         assert_eq!(output.status.code(), Some(code), "{words}: {all}");
         assert!(all.contains(want), "{words}: {all}");
     };
+    // The second `up` of the same file must accept the world that is up.
     check(format!("world up {}", file.display()), 0, "is up");
     check(format!("world up {}", file.display()), 0, "is up");
     check("world list -o json".into(), 0, &name);
     check(format!("world list {name}"), 0, "250.1.0.1");
     check(format!("world exec --world {name} h2 -- hostname"), 0, "h2");
+    // The shell's own exit code must be passed on.
     check(
         format!("world exec --world {name} h2 -- sh -c nosuchprogram"),
         127,
@@ -246,6 +251,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
         "no host",
     );
     check(format!("logs --world {name} h1"), 0, "start: sleep");
+    // 3 means that a process did not answer: this world has no controller.
     check(format!("status --world {name}"), 3, "fix:");
     check(format!("config dump --world {name} h1"), 3, "admin.sock");
     check(format!("tap --world {name}"), 5, "no gateway");

@@ -65,6 +65,7 @@ fn explanations_are_golden() {
             "{name}: {}",
             String::from_utf8_lossy(&output.stderr)
         );
+        // CANAL_BLESS=1 writes the golden files anew, after a deliberate change.
         let path = golden("explain").join(format!("{name}.txt"));
         if std::env::var_os("CANAL_BLESS").is_some() {
             std::fs::create_dir_all(golden("explain")).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use canal_timing::deadline;
 
 /// Maximum time of a step on a quiet machine.
-const SOON: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const PARTS: [&str; 5] = [
     "canal-controller",
     "canal-node",
@@ -76,7 +76,7 @@ impl Up {
     }
 
     fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let (started, within) = (Instant::now(), deadline(SOON));
+        let (started, within) = (Instant::now(), deadline(STEP_TIMEOUT));
         while !holds() {
             let waited = started.elapsed();
             assert!(waited < within, "{what} did not happen within {within:?}");
@@ -107,6 +107,7 @@ fn a_running_mesh_can_be_observed() {
     let Some(mut up) = Up::start() else { return };
     up.until(
         "all data planes are current and alpha's route is applied",
+        // A mesh that is current may still lack the route, which is applied after the start.
         || {
             up.canal("status --check").status.success()
                 && up
@@ -137,6 +138,7 @@ fn a_running_mesh_can_be_observed() {
     );
     up.check("logs alpha-n1 --level debug", "debug");
 
+    // The tap must be open before the pages are requested, so requests go on until it has two.
     let tap = up
         .command("tap -n 2 --tenant alpha --path /productpage -o json")
         .stdout(Stdio::piped())
@@ -172,6 +174,7 @@ fn a_running_mesh_can_be_observed() {
     );
 
     assert_eq!(
+        // SIGTERM interrupts `canal up` like ctrl-c.
         up.terminate(),
         Some(130),
         "exit code 130 for an interrupted command, as the help states"

@@ -211,6 +211,7 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
         for sharding in shardings {
             let (mut down, mut degraded, mut count) = (0.0, 0.0, 0.0);
             for (at, poisoned) in sharding.services.iter().enumerate() {
+                // The backends of the poisoned service have failed; the others fail at random.
                 let (rest, more) = (sharding.backends - poisoned.len(), failed - poisoned.len());
                 for (_, other) in sharding
                     .services
@@ -219,6 +220,8 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
                     .filter(|(place, _)| *place != at)
                 {
                     let alive = other.len() - overlap(poisoned, other);
+                    // The other service is down if all of its backends that are alive after the
+                    // poison fail too.
                     let all = chance_all(rest, more, alive);
                     // A service that shares a poisoned backend is degraded in any case.
                     let untouched = if alive == other.len() {
@@ -231,6 +234,7 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
                     count += 1.0;
                 }
             }
+            // One service has no other, and a division by zero must not print NaN.
             let count: f64 = f64::max(count, 1.0);
             writeln!(
                 text,

@@ -96,6 +96,7 @@ impl Flags {
             "keep_alive"
         };
         let packets = number(measured, &format!("/cost/{load}/packets"))?;
+        // Measured costs are per request; the model counts per packet.
         let redirector = number(measured, &format!("/cost/{load}/redirector_us"))? / packets;
         let (count, replicas) = (
             number(measured, "/sessions/count")?,
@@ -134,6 +135,7 @@ impl Flags {
                 Some(sessions) => sessions,
                 None => number(measured, "/sessions/aggregated/underlay")? / replicas,
             },
+            // Each client session has one socket; the others inside the replicas lead to endpoints.
             upstream: self.upstream.unwrap_or(inside / count - 1.0),
             session_level: self.session_level,
             cpu_at_level: self.cpu_at_level,
@@ -285,6 +287,8 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
         text,
         "\nby a load balancer's CPU per request: one that forwards packets, and the measured one, which is a TCP proxy"
     )?;
+    // 2 and 10 µs stand for a balancer that forwards packets; the third value is the measured TCP
+    // proxy.
     for lb_us in [2.0, 10.0, costs.lb_us] {
         writeln!(
             text,
@@ -301,6 +305,7 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
         )?;
     }
     writeln!(text, "\nby sessions to endpoints for each client session")?;
+    // 0 means that all requests share few endpoint connections, 1 that each client has its own.
     for upstream in [0.0, 0.25, 0.5, 1.0] {
         writeln!(
             text,

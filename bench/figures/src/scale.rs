@@ -151,6 +151,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
             Demand {
                 key,
                 vni: Vni::new(1)?,
+                // Weights 1 to 4, since equal weights would make planning easier than it is.
                 weight: 1 + n % 4,
                 home: None,
             },
@@ -169,11 +170,13 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
         "", "planned in", "moved", "tables"
     )?;
     tier.measure("all of it, for the first time")?;
+    // The plan is in force only when all replicas have reported it.
     tier.deliver();
     tier.measure("nothing changed")?;
     tier.join(0, 1)?;
     tier.measure("a replica joined")?;
     tier.measure("nothing changed since, and tables in motion")?;
+    // A moved bucket needs two reports: that the tables arrived, and that no session is left.
     for what in [
         "all have the tables",
         "all reported that they own no other sessions",
@@ -184,6 +187,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     tier.join(backends, replicas)?;
     tier.measure("a new backend: the first wave")?;
     let mut waves = 1;
+    // The planner moves a part of the services at a time; the loop ends when it moves none.
     loop {
         tier.deliver();
         let before = tier.plan.clone();

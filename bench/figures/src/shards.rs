@@ -17,6 +17,7 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
         size.services, size.backends, size.azs, size.home, size.away
     )?;
 
+    // Two services cannot share more backends than one has.
     let most = size.home + size.away;
     let mut pairs = vec![0_u64; most + 1];
     for (at, one) in tier.services.iter().enumerate() {
@@ -82,6 +83,7 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
                 if tier.services[service].contains(backend) {
                     '#'
                 } else {
+                    // Backends are sorted by AZ, so that home and away are visible as blocks.
                     '.'
                 }
             })

@@ -70,6 +70,7 @@ impl TierSize {
             fleet.azs.insert(az(n)?, n as u8 + 1);
         }
         for n in 0..self.backends {
+            // Backends are dealt to AZs in turn, so that AZs differ by one at the most.
             fleet.backends.insert(
                 BackendName::new(&format!("backend-{n:05}"))?,
                 az(n % self.azs)?,
@@ -87,6 +88,7 @@ impl TierSize {
         let mut draw = SeededRng::new(self.seed);
         for n in 1..=self.services {
             let key = format!("tenant/shop/service-{n}").parse()?;
+            // Weights are drawn at random, since real services differ; the seed repeats a figure.
             let weight = 1 + draw.below(u64::from(self.heaviest.max(1))) as u32;
             demands.services.insert(
                 ServiceId::new(n)?,

@@ -134,6 +134,7 @@ fn print(algorithm: CertificateAlgorithm, columns: &[&Column], cells: &[Vec<Roun
     );
     println!("|---{}|", "|---".repeat(columns.len()));
     for (at, concurrency) in CONCURRENCY.iter().enumerate() {
+        // Rates are printed relative to the first column, `none`.
         let base = cells[0][at].of(|m| m.per_second).median;
         let cell = |of: &Vec<Rounds>| {
             let (rate, late, cost) = (

@@ -151,6 +151,7 @@ fn measure(
     for (at, concurrency) in CONCURRENCY
         .into_iter()
         .enumerate()
+        // Figure 12 compares CPU per session, and 25 prints sessions beside flows.
         .filter(|_| flags.wants(12) || flags.wants(25))
     {
         cells.add(
@@ -159,18 +160,21 @@ fn measure(
         );
     }
     for (at, rate) in RATES.into_iter().enumerate().filter(|_| flags.wants(23)) {
+        // Figure 23 is about latency at a given rate, so nothing is capped.
         cells.add(
             FigureRow::Rate(at),
             run(ConnectPace::Rate(rate), None, false)?,
         );
     }
     for (at, share) in SHARES.into_iter().enumerate().filter(|_| flags.wants(27)) {
+        // One concurrency for all shares, so that only the share differs.
         cells.add(
             FigureRow::Share(at),
             run(ConnectPace::Concurrency(32), Some(share), false)?,
         );
     }
     if flags.wants(28) {
+        // The first mode is `none`, whose best rate is 100 % for all modes.
         let capacity = *capacity.get_or_insert(best);
         for (at, load) in LOADS.into_iter().enumerate() {
             cells.add(
@@ -179,6 +183,7 @@ fn measure(
             );
         }
     }
+    // A local fallback would measure the node's own key instead of the key server.
     if scene.mode() == AsymmetricMode::Remote {
         let own = scene.counted(false, "canal_keys_fallbacks_total", "")?;
         anyhow::ensure!(

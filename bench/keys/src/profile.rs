@@ -52,7 +52,7 @@ enum ThreadActivity {
     Send,
     Deliver,
     Receive,
-    StackSample,
+    Poll,
     Switch,
     Open,
     Kernel,
@@ -70,7 +70,7 @@ impl ThreadActivity {
         ThreadActivity::Send,
         ThreadActivity::Deliver,
         ThreadActivity::Receive,
-        ThreadActivity::StackSample,
+        ThreadActivity::Poll,
         ThreadActivity::Switch,
         ThreadActivity::Open,
         ThreadActivity::Kernel,
@@ -88,7 +88,7 @@ impl ThreadActivity {
             ThreadActivity::Send => "kernel: sending",
             ThreadActivity::Deliver => "kernel: what a send delivers on the sender's time",
             ThreadActivity::Receive => "kernel: receiving",
-            ThreadActivity::StackSample => "kernel: epoll, looking",
+            ThreadActivity::Poll => "kernel: epoll, looking",
             ThreadActivity::Switch => "kernel: epoll, giving the core up and getting it back",
             ThreadActivity::Open => "kernel: accept, options, close",
             ThreadActivity::Kernel => "kernel: rest",
@@ -181,6 +181,7 @@ fn watch(
     let mut samples = 0;
     for stack in text.split("\n\n").filter(|stack| !stack.trim().is_empty()) {
         let frames: Vec<StackFrame<'_>> = stack.lines().filter_map(StackFrame::read).collect();
+        // A stack without frames has no part.
         if let Some(part) = part(&frames) {
             seen.samples[part as usize] += 1.0;
             samples += 1;
@@ -336,7 +337,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
         {
             ThreadActivity::Switch
         }
-        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::StackSample,
+        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::Poll,
         Some(
             "accept4" | "setsockopt" | "getsockopt" | "getsockname" | "close" | "epoll_ctl"
             | "shutdown" | "fcntl",
@@ -383,6 +384,7 @@ fn print(
         "| together (least–most of the rounds) | {} |",
         [0, 1, 2].map(|at| format!("{:#.0}", node(at))).join(" | ")
     );
+    // Modes are in the order of `AsymmetricMode::ALL`: 0 is none, 2 is remote.
     let (none, remote) = (node(0).median, node(2).median);
     let taken: f64 = ThreadActivity::ALL
         .into_iter()

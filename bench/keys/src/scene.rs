@@ -300,7 +300,7 @@ fn pin_hosts(world: &World, network: Network) -> anyhow::Result<()> {
         .iter()
         .filter(|host| host.environment.name != KEYS)
     {
-        if let Some(pid) = host.pulse.pid {
+        if let Some(pid) = host.process.pid {
             limits::pin(pid, 0)?;
         }
     }
@@ -321,7 +321,7 @@ fn pin_hosts(world: &World, network: Network) -> anyhow::Result<()> {
 fn pid(world: &World, host: &str) -> anyhow::Result<u32> {
     world
         .host(host)?
-        .pulse
+        .process
         .pid
         .with_context(|| format!("{host} runs nothing"))
 }

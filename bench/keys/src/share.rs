@@ -113,6 +113,7 @@ fn up(flags: &ShareFlags, mode: AsymmetricMode) -> anyhow::Result<(World, tempfi
                 "EcdsaP256"
             },
         );
+    // Each response time has its own clients, so that connections are not shared.
     for n in 1..=usize::from(flags.clients) * RESPONSE_TIMES_MS.len() {
         writeln!(
             text,

@@ -81,6 +81,7 @@ pub(crate) fn print(algorithm: CertificateAlgorithm, flags: &Flags, cells: &ByMo
         "\n### {}\n\nEach figure is the median of the rounds (least–most).",
         algorithm.name()
     );
+    // Numbers are those of the paper's figures.
     if flags.wants(12) {
         print_processors(&book, &share);
     }

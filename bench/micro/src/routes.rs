@@ -105,6 +105,7 @@ impl RuleSet {
 
     fn rule(&self, i: usize) -> Arc<RouteRule> {
         let path = self.path(i);
+        // Half of the paths are exact and half are prefixes, as real tables mix them.
         let path = match self.kind {
             RuleKind::Paths if i.is_multiple_of(2) => PathMatch::Exact(path),
             RuleKind::Paths => PathMatch::ElementPrefix(path),
@@ -132,6 +133,7 @@ impl RuleSet {
             },
             parent: id("tenant/bookinfo/reviews"),
             parent_port: None,
+            // A single host means a rule without hosts, which holds for any.
             hosts: if self.hosts == 1 {
                 Vec::new()
             } else {
@@ -148,6 +150,7 @@ impl RuleSet {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {
@@ -270,6 +273,7 @@ fn services() -> Box<dyn FnMut()> {
     };
     let rules = set.rules();
     let mut table = HostTable::new();
+    // The host table has decided already, so the service's own rules hold for any host.
     for (i, rules) in rules.chunks(set.paths).enumerate() {
         let any_host: Vec<_> = rules
             .iter()
@@ -287,6 +291,8 @@ fn services() -> Box<dyn FnMut()> {
     }
     let mut texts = Vec::new();
     let requests: Vec<BenchRequest> = (0..REQUESTS)
+        // Multiplicative hashing visits rules in a scattered order, so that caches do not hide
+        // their memory.
         .map(|i| set.request(i.wrapping_mul(2_654_435_761) % rules.len(), &mut texts))
         .collect();
     let mut next = 0;

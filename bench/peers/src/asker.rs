@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use canal_bench_peers::answer::whole_answer;
+use canal_bench_peers::answer::read_complete_answer;
 use canal_bench_peers::generators::GeneratorReport;
 use canal_bench_peers::process::pin_to_load;
 use h2::client::SendRequest;
@@ -331,7 +331,7 @@ async fn alone(address: SocketAddr, text: &[u8]) -> anyhow::Result<()> {
     tcp.write_all(text).await?;
     let mut answer = Vec::with_capacity(512);
     tcp.read_to_end(&mut answer).await?;
-    let (status, _) = whole_answer(&answer)?.context("the answer is not whole")?;
+    let (status, _) = read_complete_answer(&answer)?.context("the answer is not whole")?;
     ensure!(status == 200, "answered {status}");
     Ok(())
 }
@@ -396,7 +396,7 @@ impl AskerTunnel {
                 .await?
                 .context("the tunnel ended before the answer")?;
             self.buffer.extend_from_slice(&chunk);
-            if let Some((status, _)) = whole_answer(&self.buffer)? {
+            if let Some((status, _)) = read_complete_answer(&self.buffer)? {
                 ensure!(status == 200, "answered {status}");
                 return Ok(());
             }

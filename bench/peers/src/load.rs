@@ -86,6 +86,7 @@ impl ProxyLoad {
             })?;
             (window.answers, window.seconds, window.cpu)
         } else {
+            // CPU time is read outside the run, so start and end of the generator count as well.
             let before = proxy.cpu_us()?;
             let answers = match (self.case, pace) {
                 (ProxyCase::H2c, LoadPace::Saturated) => {
@@ -111,6 +112,7 @@ impl ProxyLoad {
             per_second: n / seconds,
             user_us: cpu.0 / n,
             sys_us: cpu.1 / n,
+            // A core has 10^6 µs per second.
             busy: (cpu.0 + cpu.1) / (seconds * 1e6),
             rss_mib: proxy.rss_mib()?,
         })

@@ -77,28 +77,30 @@ fn main() -> anyhow::Result<()> {
             "there is no proxy {name:?}; --help lists them"
         );
     }
+    // A network namespace of its own keeps ports and loopback traffic of the machine apart.
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
     let before = flags.before.as_deref().map(Build::at).transpose()?;
-    let place = PeerFolders::new(dir.path(), Build::at("target/release".as_ref())?, before)?;
+    let folders = PeerFolders::new(dir.path(), Build::at("target/release".as_ref())?, before)?;
     // Other processes on the machine get less priority than this program and its children.
     rustix::process::setpriority_process(None, -20)?;
     let _origin = origin::start(dir.path())?;
-    tls_origin::start(place.certificates.server()?)?;
-    let tls = place.certificates.client()?;
+    tls_origin::start(folders.certificates.server()?)?;
+    let tls = folders.certificates.client()?;
     let mut rows = rows(&flags);
     anyhow::ensure!(
+        // Flags may combine a proxy with cases that it does not have.
         !rows.is_empty(),
         "none of these proxies has one of these cases"
     );
     // A peer that is not installed is reported before the rounds, not after them.
     let versions = if rows.iter().any(|row| !row.peer.is_canal()) {
-        place.versions()?
+        folders.versions()?
     } else {
         String::new()
     };
-    calibrate(&place, &tls, &mut rows)?;
-    let mut held = HeldProxy::default();
+    calibrate(&folders, &tls, &mut rows)?;
+    let mut reused = ReusedProxy::default();
     for n in 0..flags.runs {
         for row in &mut rows {
             eprintln!(
@@ -109,7 +111,7 @@ fn main() -> anyhow::Result<()> {
                 row.case.name()
             );
             let what = format!("{}, {}", row.peer.name, row.case.name());
-            measure(&place, &tls, (row, &mut held), flags.seconds).with_context(|| what)?;
+            measure(&folders, &tls, (row, &mut reused), flags.seconds).with_context(|| what)?;
         }
         // The order is reversed in every other round, so that being first is not an advantage.
         rows.reverse();
@@ -151,14 +153,14 @@ fn rows(flags: &Flags) -> Vec<ResultRow> {
 
 /// The proxy that was measured last.
 #[derive(Default)]
-struct HeldProxy(Option<(&'static str, ProxyCase, PinnedProcess)>);
+struct ReusedProxy(Option<(&'static str, ProxyCase, PinnedProcess)>);
 
-impl HeldProxy {
+impl ReusedProxy {
     /// Returns the warm proxy for this row: the last one if it is the same with the same 10,000
     /// services.
     fn proxy(
         &mut self,
-        place: &PeerFolders,
+        folders: &PeerFolders,
         row: &ResultRow,
         load: &ProxyLoad,
     ) -> anyhow::Result<&PinnedProcess> {
@@ -167,7 +169,7 @@ impl HeldProxy {
         });
         let proxy = match last {
             Some((_, _, proxy)) => proxy,
-            None => (row.peer.start)(place, row.case)?,
+            None => (row.peer.start)(folders, row.case)?,
         };
         load.warm(&proxy)?;
         Ok(&self.0.insert((row.peer.name, row.case, proxy)).2)
@@ -184,11 +186,11 @@ fn load(row: &ResultRow, tls: &Arc<ClientConfig>) -> ProxyLoad {
 
 /// Sets each case's rate: half of the maximum of its slowest proxy, with two digits.
 fn calibrate(
-    place: &PeerFolders,
+    folders: &PeerFolders,
     tls: &Arc<ClientConfig>,
     rows: &mut [ResultRow],
 ) -> anyhow::Result<()> {
-    let mut held = HeldProxy::default();
+    let mut reused = ReusedProxy::default();
     let mut slowest = [f64::INFINITY; ProxyCase::ALL.len()];
     let at = |case: ProxyCase| ProxyCase::ALL.iter().position(|c| *c == case).unwrap_or(0);
     for row in rows.iter() {
@@ -196,7 +198,7 @@ fn calibrate(
         let load = load(row, tls);
         let mut once = || {
             load.measure(
-                held.proxy(place, row, &load)?,
+                reused.proxy(folders, row, &load)?,
                 LoadPace::Saturated,
                 CALIBRATION,
             )
@@ -216,13 +218,13 @@ fn rounded(rate: f64) -> f64 {
 }
 
 fn measure(
-    place: &PeerFolders,
+    folders: &PeerFolders,
     tls: &Arc<ClientConfig>,
-    (row, held): (&mut ResultRow, &mut HeldProxy),
+    (row, reused): (&mut ResultRow, &mut ReusedProxy),
     seconds: u32,
 ) -> anyhow::Result<()> {
     let load = load(row, tls);
-    let proxy = held.proxy(place, row, &load)?;
+    let proxy = reused.proxy(folders, row, &load)?;
     row.saturated
         .push(load.measure(proxy, LoadPace::Saturated, seconds)?);
     row.stated

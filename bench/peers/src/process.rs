@@ -83,8 +83,8 @@ impl PinnedProcess {
         // Fields 14 and 15, in clock ticks of 10 ms: too coarse for the sum, good enough for its
         // parts.
         let (user, system) = (ticks(11)?, ticks(12)?);
-        let (whole, part) = (self.run_us()?, user / (user + system).max(1.0));
-        Ok((whole * part, whole * (1.0 - part)))
+        let (total, part) = (self.run_us()?, user / (user + system).max(1.0));
+        Ok((total * part, total * (1.0 - part)))
     }
 
     /// Returns the CPU time that the scheduler has counted for its threads, in nanosecond

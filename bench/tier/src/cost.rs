@@ -91,6 +91,7 @@ fn measure(
         machine_us()? - machine_before,
     );
     let requests = number(&report, "succeeded")?;
+    // A failed request costs less than a served one, so a round with failures is no measurement.
     if number(&report, "failed")? > 0.0 || requests == 0.0 {
         bail!("{}: requests failed: {report}", load.name);
     }

@@ -190,6 +190,7 @@ fn receiver(
 ) -> anyhow::Result<(Netns, Option<RedirectorPrograms>, UdpSocket)> {
     let path = std::path::PathBuf::from(format!("/run/netns/{name}"));
     let netns = Netns::open(&path)?;
+    // Without tunnels, packets for the service's address need a local route and no source check.
     let redirector = if socket_path == SocketPath::Bare {
         run_ip(&format!("-n {name} route add local 240.0.0.0/8 dev lo"))?;
         netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0"))??;
@@ -225,7 +226,7 @@ fn receiver(
                 chain: [chain; BUCKETS],
             },
         )?;
-        // This path is measured without the redirector, but needs the VXLAN device it created.
+        // This path is measured without the redirector, but needs the VXLAN device that it created.
         if socket_path == SocketPath::Device {
             let out = Command::new("tc")
                 .args(["-n", name, "filter", "del", "dev", "eth0", "ingress"])

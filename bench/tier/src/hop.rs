@@ -30,6 +30,7 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
             "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin"
         );
         for gateway in &mut topology.gateways {
+            // Gateways also listen without tunnels, as they would behind a load balancer.
             if let (Some(ip), Some(process)) = (address(&gateway.name), gateway.process.as_mut()) {
                 let _ = writeln!(text, "  server {} {ip}:{PLAIN_PORT}", gateway.name);
                 process.args.extend([
@@ -82,6 +83,7 @@ fn compare(
     size: &LoadRounds,
     record: &FigureFile,
 ) -> anyhow::Result<()> {
+    // The first request waits for connections and certificates, which must not count.
     for (name, url) in paths {
         scene
             .until_served(CLIENT, url)
@@ -95,6 +97,7 @@ fn compare(
         .chain([HopLoad::Persistent(None), HopLoad::New])
         .collect();
     let mut rounds: Vec<[Vec<HopRound>; 2]> = vec![[Vec::new(), Vec::new()]; loads.len()];
+    // Loads and paths take turns, so that a change of the machine affects all.
     for round in 1..=size.rounds {
         for (load, of_load) in loads.iter().zip(&mut rounds) {
             for ((name, url), of_path) in paths.iter().zip(of_load) {
@@ -168,6 +171,7 @@ fn measure(
         scene.gateways_us()? - before.2,
     );
     let requests = number(&report, "succeeded")?;
+    // A failed request costs less than a served one, so a round with failures is no measurement.
     if number(&report, "failed")? > 0.0 || requests == 0.0 {
         bail!("{name}: requests failed: {report}");
     }

@@ -17,7 +17,7 @@ const EACH: u32 = 15_000;
 /// First port on which servers listen.
 const PORT: u32 = 7000;
 const OPEN_WITHIN: Duration = Duration::from_secs(180);
-const LOOKS: usize = 5;
+const SCANS: usize = 5;
 
 /// A namespace with its processes, which are removed on drop.
 struct ScanNetns {
@@ -83,11 +83,12 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         lab.name
     ))?;
     let netns = Netns::open(format!("/run/netns/{}", lab.name))?;
+    // One process may open too few files for all sessions.
     let pairs = sessions.div_ceil(EACH);
     for n in 0..pairs {
         lab.start(&format!("tcp --listen echo={}", PORT + n))?;
     }
-    // The servers must listen before the clients connect.
+    // The servers must listen before the clients connect; no event tells when.
     std::thread::sleep(Duration::from_millis(500));
     for n in 0..pairs {
         let count = sessions / pairs + u32::from(n < sessions % pairs);
@@ -96,11 +97,13 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
             // After its first message a session sends nothing for ten minutes, longer than the
             // scans take.
             "sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600",
+            // All pairs together open 6,000 sessions per second.
             6000 / pairs
         ))?;
     }
     let sockets = SessionScanner::kernel();
     let found = || {
+        // The scan's deadline only ends a hang.
         let owned = netns.enter(|| sockets.scan(Instant::now() + Duration::from_secs(60)))??;
         anyhow::Ok(owned.values().map(|of| of.sessions).sum::<u32>())
     };
@@ -113,9 +116,9 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         );
         std::thread::sleep(Duration::from_secs(1));
     }
-    // The last sessions exchange their first message.
+    // The last sessions exchange their first message; afterwards nothing disturbs the scans.
     std::thread::sleep(Duration::from_secs(2));
-    let look = least(|| found().map(u64::from))?;
+    let scan = least(|| found().map(u64::from))?;
     let text = least(|| netns.enter(read_text)?)?;
     println!(
         "| {sessions} sessions, {} sockets | read | time |",
@@ -124,7 +127,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     println!("|---|---|---|");
     println!(
         "| socket diagnostics, sorted out by the kernel | {} sessions | {:.0} ms |",
-        look.0, look.1
+        scan.0, scan.1
     );
     println!(
         "| /proc/net/tcp and tcp6 as text, not even parsed | {} bytes | {:.0} ms |",
@@ -136,7 +139,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
 /// Returns the shortest time of several reads in ms, and the result.
 fn least(mut read: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<(u64, f64)> {
     let mut best = (0, f64::MAX);
-    for _ in 0..LOOKS {
+    for _ in 0..SCANS {
         let begun = Instant::now();
         let got = read()?;
         best = (got, best.1.min(begun.elapsed().as_secs_f64() * 1e3));

@@ -53,6 +53,8 @@ pub(crate) fn run(size: &OneNodeSize, record: &FigureFile) -> anyhow::Result<()>
             for node in topology
                 .tenants
                 .iter_mut()
+                // Only the mesh's nodes have the link to the tier; pods of `plain` reach each other
+                // directly.
                 .filter(|tenant| tenant.name == "mesh")
                 .flat_map(|tenant| &mut tenant.nodes)
             {
@@ -93,6 +95,7 @@ fn measure(
     let (rate, seconds) = (size.rate.to_string(), size.seconds.to_string());
     let name = link.map_or("no relay".to_owned(), |delay| format!("{delay:?}"));
     let loads = [
+        // The stated rate shows latency, saturation shows throughput and CPU.
         ("stated rate", vec!["-c", "4", "-r", &rate]),
         ("saturated", vec!["-c", "16"]),
     ];

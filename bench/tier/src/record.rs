@@ -18,7 +18,7 @@ impl FigureFile {
         let Some(file) = &self.file else {
             return Ok(());
         };
-        let mut whole: Value = match std::fs::read(file) {
+        let mut document: Value = match std::fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .with_context(|| format!("{}: remove it, or name another file", file.display()))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => json!({}),
@@ -26,8 +26,8 @@ impl FigureFile {
         };
         figures["command"] = command(std::env::args()).into();
         figures["machine"] = machine().into();
-        whole[section] = figures;
-        std::fs::write(file, format!("{whole:#}\n")).with_context(|| file.display().to_string())
+        document[section] = figures;
+        std::fs::write(file, format!("{document:#}\n")).with_context(|| file.display().to_string())
     }
 }
 
@@ -74,13 +74,18 @@ mod tests {
         record.put("cost", json!({"l7_us": 1.0})).unwrap();
         record.put("hop", json!({"lb_us": 2.0})).unwrap();
         record.put("cost", json!({"l7_us": 3.0})).unwrap();
-        let whole: Value =
+        let document: Value =
             serde_json::from_slice(&std::fs::read(record.file.as_ref().unwrap()).unwrap()).unwrap();
         assert_eq!(
-            (&whole["cost"]["l7_us"], &whole["hop"]["lb_us"]),
+            (&document["cost"]["l7_us"], &document["hop"]["lb_us"]),
             (&json!(3.0), &json!(2.0))
         );
-        assert!(whole["cost"]["machine"].as_str().unwrap().contains("Linux"));
+        assert!(
+            document["cost"]["machine"]
+                .as_str()
+                .unwrap()
+                .contains("Linux")
+        );
         std::fs::write(record.file.as_ref().unwrap(), "no JSON").unwrap();
         assert!(
             record.put("cost", json!({})).is_err(),

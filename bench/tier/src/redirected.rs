@@ -126,6 +126,7 @@ fn measure(
         .stdout(Stdio::piped())
         .spawn()
         .context("canal-samples")?;
+    // Connections are opened with tables that agree, so that later packets must be redirected.
     std::thread::sleep(OPENING);
     tables.write(times)?;
     let counting = RunCounter::begin()?;
@@ -143,8 +144,10 @@ fn measure(
     );
     drop(counting);
     let out = client.wait_with_output()?;
+    // The next measurement begins with tables that agree.
     tables.write(0)?;
     let report: Value = serde_json::from_slice(&out.stdout).context("the client sent nothing")?;
+    // The client counts its whole run, of which only a part was measured.
     let requests = number(&report, "succeeded")? * took.as_secs_f64() / f64::from(size.seconds);
     let of = |prefix: &str| {
         ran.iter()

@@ -120,6 +120,7 @@ fn small_frames(scene: &TierBenchWorld, to: &str, seconds: u64) -> anyhow::Resul
         .world
         .impair("late", Impairment::delay(Duration::from_micros(500)))?;
     let mut highest = 0.0_f64;
+    // Offered rates rise until the relay cannot carry them.
     for rate in RATES {
         let (before, cpu, begun) = (
             scene.world.link_report("late")?,

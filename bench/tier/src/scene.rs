@@ -126,7 +126,7 @@ impl TierBenchWorld {
         let pid = self
             .world
             .host(host)?
-            .pulse
+            .process
             .pid
             .with_context(|| format!("{host} runs nothing"))?;
         let file = format!("/proc/{pid}/status");

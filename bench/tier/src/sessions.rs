@@ -136,6 +136,7 @@ fn measure(
         .map(|gateway| attach(&scene, gateway))
         .collect::<anyhow::Result<_>>()?;
     let (before, started) = (machine_us()?, Instant::now());
+    // Sessions open at a steady rate, so this is how long opening takes.
     let opening = Duration::from_secs_f64(f64::from(size.count) / f64::from(size.open_rate));
     let running = clients.iter().enumerate().map(|(n, client)| {
         hold(

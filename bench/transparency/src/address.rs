@@ -71,6 +71,7 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
         "--rate",
         &rate,
     ];
+    // Equal parts, one after the other: a cost that grows with time shows in the last.
     let mut parts = Vec::new();
     for n in 1..=size.parts {
         let part = load(&scene, &clients("mesh"), &steady)?;

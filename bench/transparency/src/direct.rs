@@ -211,6 +211,7 @@ fn compare(
     record: &FigureFile,
 ) -> anyhow::Result<Vec<Bar>> {
     let (connections, rate) = (size.connections, size.rate);
+    // The first request may wait for identities, which must not count.
     for bench_path in paths {
         scene
             .until_served(bench_path.client, &format!("{}/health", bench_path.url))

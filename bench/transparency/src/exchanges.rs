@@ -46,6 +46,7 @@ pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
         );
         // Without a close during a POST the figures would prove nothing.
         ensure!(canal.closes > 0, "no POST met a close");
+        // The comparison is with the best proxy that, like Canal, sends no POST twice.
         let best = least_failed(&world.race_beside(client, size.posts))
             .context("no other proxy that sends no POST twice; fix: `setup/install bench` installs nginx, HAProxy and Envoy")?;
         let bar = |what: &str, figure: u64, most: u64| {

@@ -1,6 +1,7 @@
 //! Binds VirtualServices to the listeners of Istio's Gateways that they name: those with a host in
 //! common, of a server that takes VirtualServices of their namespace. It resolves no rules.
 
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::program::HostMatch;
 
@@ -37,11 +38,11 @@ pub fn gateway_name(own: &Namespace, written: &str) -> Result<(Namespace, Object
 /// The reason why a VirtualService is on no listener of a Gateway.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BindingProblem {
+    /// Code of the diagnostic. If it is not that of a limit, the object waits for another one.
+    pub code: DiagnosticCode,
     /// Sentence without a full stop.
     pub problem: String,
     pub fix: &'static str,
-    /// Whether a limit is reached; else the object waits for another one.
-    pub is_limit: bool,
 }
 
 impl TenantListeners {
@@ -58,22 +59,21 @@ impl TenantListeners {
         hosts: &[Option<HostMatch>],
         parent: usize,
     ) -> Result<Vec<Attachment>, BindingProblem> {
-        let refuse = |problem: String, fix, is_limit| {
-            Err(BindingProblem {
-                problem,
-                fix,
-                is_limit,
-            })
-        };
+        let refuse = |code, problem: String, fix| Err(BindingProblem { code, problem, fix });
         let (namespace, name) = gateway;
         let found = match self.istio_gateways.get(gateway) {
             None => {
                 let problem = format!("there is no Gateway {namespace}/{name} of Istio's kind");
-                return refuse(problem, "create it or correct the name", false);
+                return refuse(
+                    DiagnosticCode::UnresolvedParent,
+                    problem,
+                    "create it or correct the name",
+                );
             }
             Some(None) => {
                 let problem = format!("Gateway {namespace}/{name} is not Canal's");
-                return refuse(problem, "see what is reported of its selector", false);
+                let fix = "see what is reported of its selector";
+                return refuse(DiagnosticCode::UnsupportedParent, problem, fix);
             }
             Some(Some(found)) => found,
         };
@@ -83,7 +83,11 @@ impl TenantListeners {
             let problem = format!(
                 "with this object the tenant's routes need more than {COMPARISONS_PER_TENANT_MAX} comparisons with listeners; it and those behind it are on no listener"
             );
-            return refuse(problem, "use fewer hosts and servers", true);
+            return refuse(
+                DiagnosticCode::LimitExceeded,
+                problem,
+                "use fewer hosts and servers",
+            );
         };
         self.comparisons_left = left;
         let mut attachments = Vec::new();
@@ -106,7 +110,7 @@ impl TenantListeners {
                 let problem = format!(
                     "the object has more than {ATTACHED_HOSTS_PER_ROUTE_MAX} hosts on its listeners together"
                 );
-                return refuse(problem, "split the object", true);
+                return refuse(DiagnosticCode::LimitExceeded, problem, "split the object");
             };
             hosts_left = left;
             attachments.push(Attachment {
@@ -121,7 +125,7 @@ impl TenantListeners {
                 "no server of Gateway {namespace}/{name} has a host of the object for namespace {from}"
             );
             let fix = "correct the hosts of the object or of the server";
-            return refuse(problem, fix, false);
+            return refuse(DiagnosticCode::NoMatchingListenerHostname, problem, fix);
         }
         Ok(attachments)
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, SecretKey};
 use canal_model::ingress::{GatewayCertificates, ListenerFaultReason};
 use canal_model::limits::CERTIFICATES_PER_LISTENER_MAX;
@@ -25,6 +26,7 @@ pub(crate) struct ReferenceProblem {
     /// Whether only another object is missing, which may come later: cert-manager writes Secrets for
     /// Gateways that exist.
     pub(crate) is_pending: bool,
+    pub(crate) code: Code,
     pub(crate) reason: ListenerFaultReason,
     pub(crate) problem: String,
     pub(crate) fix: String,
@@ -69,8 +71,8 @@ impl<'a> CertificateIndex<'a> {
         certificates: &mut GatewayCertificates,
         report: &mut DocumentReport<'_>,
     ) -> Result<Vec<SecretKey>, CertificateFault> {
-        let mut close = |field: String, problem: String, reason, fix: &str| {
-            report.error(field, problem.clone(), fix);
+        let mut close = |code, field: String, problem: String, reason, fix: &str| {
+            report.error(code, field, problem.clone(), fix);
             Err((reason, problem))
         };
         let references = tls.map_or(&[][..], |tls| &tls.certificate_refs);
@@ -79,21 +81,39 @@ impl<'a> CertificateIndex<'a> {
             Some(mode) => {
                 let problem = format!("mode {:?} is not one of HTTPS listeners", shorten(mode));
                 let reason = ListenerFaultReason::Invalid;
-                return close(format!("{field}.mode"), problem, reason, "write Terminate");
+                return close(
+                    Code::InvalidListener,
+                    format!("{field}.mode"),
+                    problem,
+                    reason,
+                    "write Terminate",
+                );
             }
         }
         let invalid = ListenerFaultReason::InvalidCertificateRef;
         let refs = format!("{field}.certificateRefs");
         if references.is_empty() {
             let problem = "an HTTPS listener needs a certificate".to_owned();
-            return close(refs, problem, invalid, "name a Secret with a certificate");
+            return close(
+                Code::InvalidCertificate,
+                refs,
+                problem,
+                invalid,
+                "name a Secret with a certificate",
+            );
         }
         if references.len() > CERTIFICATES_PER_LISTENER_MAX {
             let count = references.len();
             let problem = format!(
                 "the listener has {count} certificates, more than {CERTIFICATES_PER_LISTENER_MAX}"
             );
-            return close(refs, problem, invalid, "use several listeners");
+            return close(
+                Code::LimitExceeded,
+                refs,
+                problem,
+                invalid,
+                "use several listeners",
+            );
         }
         let mut named: Vec<SecretKey> = Vec::new();
         let mut first_fault = None;
@@ -104,9 +124,9 @@ impl<'a> CertificateIndex<'a> {
                 Err(found) => {
                     let field = format!("{refs}[{at}]");
                     if found.is_pending {
-                        report.warning(field, found.problem.clone(), &found.fix);
+                        report.warning(found.code, field, found.problem.clone(), &found.fix);
                     } else {
-                        report.error(field, found.problem.clone(), &found.fix);
+                        report.error(found.code, field, found.problem.clone(), &found.fix);
                     }
                     first_fault.get_or_insert((found.reason, found.problem));
                 }
@@ -126,10 +146,11 @@ impl<'a> CertificateIndex<'a> {
         reference: &SecretReference,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
-        let problem_of = |is_pending, reason, problem: String, fix: &str| {
+        let problem_of = |is_pending, code, reason, problem: String, fix: &str| {
             let fix = fix.to_owned();
             Err(ReferenceProblem {
                 is_pending,
+                code,
                 reason,
                 problem,
                 fix,
@@ -138,6 +159,7 @@ impl<'a> CertificateIndex<'a> {
         let refuse = |problem, fix: &str| {
             problem_of(
                 false,
+                Code::InvalidCertificate,
                 ListenerFaultReason::InvalidCertificateRef,
                 problem,
                 fix,
@@ -157,12 +179,20 @@ impl<'a> CertificateIndex<'a> {
             let fix = format!(
                 "write a ReferenceGrant in {namespace} from {kind}s in {own} to that Secret"
             );
-            return problem_of(true, ListenerFaultReason::RefNotPermitted, problem, &fix);
+            let code = Code::CertificateNotPermitted;
+            return problem_of(
+                true,
+                code,
+                ListenerFaultReason::RefNotPermitted,
+                problem,
+                &fix,
+            );
         }
         let Some(&secret) = self.secrets.get(&(namespace, name)) else {
             let problem = format!("there is no Secret {namespace}/{name}");
             let reason = ListenerFaultReason::InvalidCertificateRef;
-            return problem_of(true, reason, problem, "create it or correct the name");
+            let code = Code::InvalidCertificate;
+            return problem_of(true, code, reason, problem, "create it or correct the name");
         };
         let certificate = match &secret.certificate {
             Some(Ok(certificate)) => certificate,

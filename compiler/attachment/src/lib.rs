@@ -18,6 +18,7 @@ mod routes;
 mod servers;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::policy::Document;
 
 pub use allowed::SELECTOR_PARTS_MAX;
@@ -65,19 +66,38 @@ struct DocumentReport<'a> {
 
 impl DocumentReport<'_> {
     /// Reports that a part of the object does not work as written.
-    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
-        self.add(Severity::Error, field.into(), problem.into(), fix);
+    fn error(
+        &mut self,
+        code: DiagnosticCode,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: &str,
+    ) {
+        self.add((Severity::Error, code), field.into(), problem.into(), fix);
     }
 
     /// Reports what Gateway API wants an implementation to say of an object that is as it should
     /// be: it takes no other object down.
-    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
-        self.add(Severity::Warning, field.into(), problem.into(), fix);
+    fn warning(
+        &mut self,
+        code: DiagnosticCode,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: &str,
+    ) {
+        self.add((Severity::Warning, code), field.into(), problem.into(), fix);
     }
 
-    fn add(&mut self, severity: Severity, field: String, problem: String, fix: &str) {
+    fn add(
+        &mut self,
+        (severity, code): (Severity, DiagnosticCode),
+        field: String,
+        problem: String,
+        fix: &str,
+    ) {
         (self.sink)(Diagnostic {
             severity,
+            code,
             origin: Some(self.document.origin.clone()),
             object: Some(self.document.object.key()),
             field,

@@ -6,20 +6,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::{
     GatewayCertificates, Listener, ListenerFault, ListenerFaultReason, ListenerProtocol,
     gateway_service,
 };
-use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::limits::{LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX};
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
-    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
+    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet, TRUSTED_PROXIES_ANNOTATION,
 };
 use canal_model::policy::secret::Secret;
-use canal_model::policy::{ObjectKind, RejectedField};
+use canal_model::policy::{Metadata, ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
@@ -68,6 +69,8 @@ pub struct TenantListeners {
     pub(crate) istio_gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
     /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
     pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
+    /// The GatewayClasses that are Canal's.
+    pub(crate) own_classes: BTreeSet<ObjectName>,
     pub(crate) namespaces: NamespaceLabels,
     /// Comparisons that attaching further routes may take.
     pub(crate) comparisons_left: usize,
@@ -81,6 +84,7 @@ impl Default for TenantListeners {
             gateways: BTreeMap::new(),
             istio_gateways: BTreeMap::new(),
             listener_sets: BTreeMap::new(),
+            own_classes: BTreeSet::new(),
             namespaces: NamespaceLabels::default(),
             comparisons_left: COMPARISONS_PER_TENANT_MAX,
             kind_hosts: None,
@@ -93,9 +97,13 @@ impl Default for TenantListeners {
 pub struct GatewayListeners {
     /// The service that stands for the Gateway.
     pub service: ServiceKey,
+    /// The GatewayClass that the Gateway names; `None` for a Gateway of Istio.
+    pub class: Option<ObjectName>,
     /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
     /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
     pub addresses: Vec<IpAddr>,
+    /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
+    pub trusted_proxies: u8,
     /// The Gateway's own listeners, then those of its ListenerSets; at most
     /// [`LISTENERS_PER_GATEWAY_MAX`].
     pub listeners: Vec<PlacedListener>,
@@ -133,6 +141,11 @@ impl TenantListeners {
         matches!(self.gateways.get(&key), Some(Some(_)))
     }
 
+    /// Returns whether Canal serves the Gateways of a class.
+    pub fn is_own_class(&self, name: &ObjectName) -> bool {
+        self.own_classes.contains(name)
+    }
+
     /// Returns whether a ListenerSet adds its listeners to a Gateway of Canal's.
     pub fn has_set(&self, namespace: &Namespace, name: &ObjectName) -> bool {
         let key = (namespace.clone(), name.clone());
@@ -166,6 +179,7 @@ pub(crate) fn resolve<'a>(
         ..TenantListeners::default()
     };
     let classes = accepted_classes(objects, sink);
+    resolved.own_classes = classes.own.keys().cloned().collect();
     let mut left = TenantQuota {
         listeners: LISTENERS_PER_TENANT_MAX,
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
@@ -225,20 +239,36 @@ fn accepted_classes(
             let short = shorten(&spec.controller_name);
             let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
             let fix = format!("write {CONTROLLER_NAME} if its Gateways are to be Canal's");
-            report.warning("spec.controllerName", problem, &fix);
+            report.warning(
+                Code::ForeignGatewayClass,
+                "spec.controllerName",
+                problem,
+                &fix,
+            );
             classes.others.insert(name.clone());
             continue;
         }
         let fault = match (&spec.parameters_ref, class.document.faults.first()) {
             (Some(parameters), _) => {
                 let problem = no_parameters(&parameters.kind);
-                report.error("spec.parametersRef", problem.clone(), "remove the field");
+                report.error(
+                    Code::UnsupportedParameters,
+                    "spec.parametersRef",
+                    problem.clone(),
+                    "remove the field",
+                );
                 Some(fault(ListenerFaultReason::InvalidParameters, problem))
             }
             (None, Some(rejected)) => Some(fault_of(rejected)),
             (None, None) => None,
         };
         classes.own.insert(name.clone(), fault);
+    }
+    // The default class needs no object.
+    if let Ok(default) = ObjectName::new(DEFAULT_CLASS)
+        && !classes.others.contains(&default)
+    {
+        classes.own.entry(default).or_default();
     }
     classes
 }
@@ -262,6 +292,55 @@ pub(crate) fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
     )
 }
 
+/// Returns the fault of the class of a Gateway, if it has one; `None` if the class is not Canal's, so
+/// that Canal ignores the Gateway.
+fn class_fault(
+    class: &ObjectName,
+    classes: &AcceptedClasses,
+    report: &mut DocumentReport<'_>,
+) -> Option<Option<Arc<ListenerFault>>> {
+    let field = "spec.gatewayClassName";
+    match classes.own.get(class) {
+        Some(fault) => Some(fault.clone()),
+        None if classes.others.contains(class) => {
+            let problem =
+                format!("GatewayClass {class} is not Canal's, so Canal ignores the Gateway");
+            let fix = "name a GatewayClass of Canal's, such as canal, to have it served";
+            report.warning(Code::ForeignGatewayClass, field, problem, fix);
+            None
+        }
+        None => {
+            let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
+            let fix = "name the class canal, or write a GatewayClass with Canal's controllerName";
+            report.warning(Code::UnresolvedGatewayClass, field, problem, fix);
+            None
+        }
+    }
+}
+
+/// Returns the number of proxies before a Gateway. An annotation that cannot be read means none, so
+/// that no client chooses the address that policies see.
+pub(crate) fn trusted_proxies(metadata: &Metadata, report: &mut DocumentReport<'_>) -> u8 {
+    let Some(written) = metadata.annotations.get(TRUSTED_PROXIES_ANNOTATION) else {
+        return 0;
+    };
+    let number = written.parse().ok();
+    number
+        .filter(|number| *number <= TRUSTED_PROXIES_MAX)
+        .unwrap_or_else(|| {
+            report.error(
+                Code::InvalidAnnotation,
+                format!("metadata.annotations[{TRUSTED_PROXIES_ANNOTATION:?}]"),
+                format!(
+                    "{:?} is no number of proxies, so none is trusted",
+                    shorten(written)
+                ),
+                &format!("write a number from \"0\" to \"{TRUSTED_PROXIES_MAX}\""),
+            );
+            0
+        })
+}
+
 /// Returns the listeners of a Gateway; `None` if it is not Canal's.
 fn accept(
     tenant: &TenantName,
@@ -272,27 +351,15 @@ fn accept(
 ) -> Option<GatewayListeners> {
     let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
     let class = &spec.gateway_class_name;
-    let of_class = match classes.own.get(class) {
-        Some(fault) => fault.clone(),
-        None if classes.others.contains(class) => {
-            let problem =
-                format!("GatewayClass {class} is not Canal's, so Canal ignores the Gateway");
-            let fix = "name a GatewayClass of Canal's, such as canal, to have it served";
-            report.warning("spec.gatewayClassName", problem, fix);
-            return None;
-        }
-        // The default class needs no object.
-        None if class.as_str() == DEFAULT_CLASS => None,
-        None => {
-            let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
-            let fix = "name the class canal, or write a GatewayClass with Canal's controllerName";
-            report.warning("spec.gatewayClassName", problem, fix);
-            return None;
-        }
-    };
+    let of_class = class_fault(class, classes, report)?;
     let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
         let fix = "use at most 245 characters";
-        report.error("metadata.name", "the name is too long for a Gateway", fix);
+        report.error(
+            Code::LimitExceeded,
+            "metadata.name",
+            "the name is too long for a Gateway",
+            fix,
+        );
         return None;
     };
     let mut object_fault = of_class;
@@ -300,7 +367,12 @@ fn accept(
     if let Some(parameters) = &spec.infrastructure.parameters_ref {
         let problem = no_parameters(&parameters.kind);
         let field = "spec.infrastructure.parametersRef";
-        report.error(field, problem.clone(), "remove the field");
+        report.error(
+            Code::UnsupportedParameters,
+            field,
+            problem.clone(),
+            "remove the field",
+        );
         object_fault.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
     }
     if let Some(rejected) = fault_of_whole(&gateway.document.faults) {
@@ -309,7 +381,12 @@ fn accept(
     // A Gateway that is closed as a whole has a diagnostic already.
     if spec.listeners.is_empty() && object_fault.is_none() {
         let fix = "write at least one listener";
-        report.warning("spec.listeners", "the Gateway has no listener", fix);
+        report.warning(
+            Code::GatewayWithoutListener,
+            "spec.listeners",
+            "the Gateway has no listener",
+            fix,
+        );
     }
     let source = ListenerSource {
         kind: "Gateway",
@@ -331,12 +408,19 @@ fn accept(
         Ok(allowed) => allowed,
         Err(problem) => {
             let fix = "write from: All, from: Same, or from: Selector with a selector";
-            report.error("spec.allowedListeners.namespaces", problem, fix);
+            report.error(
+                Code::InvalidListener,
+                "spec.allowedListeners.namespaces",
+                problem,
+                fix,
+            );
             AllowedNamespaces::None
         }
     };
     Some(GatewayListeners {
+        trusted_proxies: trusted_proxies(metadata, report),
         service,
+        class: Some(class.clone()),
         addresses,
         listeners,
         certificates,
@@ -373,7 +457,12 @@ fn requested_addresses(
             ),
         };
         let fix = "write type: IPAddress with an address of the tier's pool, or remove it";
-        report.error(format!("spec.addresses[{at}]"), problem.clone(), fix);
+        report.error(
+            Code::UnsupportedAddress,
+            format!("spec.addresses[{at}]"),
+            problem.clone(),
+            fix,
+        );
         object_fault.get_or_insert(fault(ListenerFaultReason::UnsupportedAddress, problem));
     }
     addresses
@@ -462,7 +551,12 @@ impl ListenerSource<'_> {
             let problem = format!(
                 "with this one the {who} has more than {limit} listeners; it and those behind it are left out"
             );
-            report.error(format!("spec.listeners[{left}]"), problem, fix);
+            report.error(
+                Code::LimitExceeded,
+                format!("spec.listeners[{left}]"),
+                problem,
+                fix,
+            );
         }
         quota.listeners -= listeners.len() - first;
         close_conflicts(listeners, first, report);
@@ -514,7 +608,12 @@ fn read_listener(
             Ok(parsed) => host = Some(parsed),
             Err(problem) => {
                 let fix = "write a name such as www.example.com or *.example.com";
-                report.error(format!("{field}.hostname"), problem.clone(), fix);
+                report.error(
+                    Code::InvalidHostname,
+                    format!("{field}.hostname"),
+                    problem.clone(),
+                    fix,
+                );
                 closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
                 is_host_broken = true;
             }
@@ -522,7 +621,12 @@ fn read_listener(
     }
     if written.port.get() == HBONE_PORT {
         let problem = format!("port {HBONE_PORT} is that of Canal's own connections");
-        report.error(format!("{field}.port"), problem.clone(), "use another port");
+        report.error(
+            Code::InvalidListener,
+            format!("{field}.port"),
+            problem.clone(),
+            "use another port",
+        );
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
     let (allowed, route_kinds) =
@@ -574,13 +678,18 @@ fn protocol(
     };
     if let Some(problem) = problem {
         let fix = "use protocol: HTTP or HTTPS, or remove the listener";
-        report.error(format!("{field}.protocol"), problem.clone(), fix);
+        report.error(
+            Code::UnsupportedProtocol,
+            format!("{field}.protocol"),
+            problem.clone(),
+            fix,
+        );
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
     if protocol == ListenerProtocol::Http && written.tls.is_some() {
         let problem = "a listener of protocol HTTP has no TLS";
         let fix = "use protocol: HTTPS, or remove tls";
-        report.error(format!("{field}.tls"), problem, fix);
+        report.error(Code::InvalidListener, format!("{field}.tls"), problem, fix);
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
     protocol
@@ -597,7 +706,7 @@ fn allowed_routes(
         .unwrap_or_else(|problem| {
             let field = format!("{field}.allowedRoutes.namespaces");
             let fix = "write from: All, from: Same, or from: Selector with a selector";
-            report.error(field, problem.clone(), fix);
+            report.error(Code::InvalidListener, field, problem.clone(), fix);
             closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
             AllowedNamespaces::None
         });
@@ -615,7 +724,12 @@ fn allowed_routes(
         let short = shorten(&kind.kind);
         let problem = format!("routes of kind {short:?} cannot attach to the listener");
         let fix = "write HTTPRoute or GRPCRoute, or remove the kind";
-        report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
+        report.error(
+            Code::UnsupportedRouteKind,
+            format!("{field}.allowedRoutes.kinds[{at}]"),
+            problem,
+            fix,
+        );
     }
     if kinds.is_empty() {
         let problem = "the listener allows no kind of route that Canal can attach to it";
@@ -636,7 +750,7 @@ fn add_set(
     if parent.group != GROUP || parent.kind != "Gateway" {
         let problem = "a ListenerSet adds listeners to a Gateway only";
         let fix = "write kind: Gateway and its group, or remove both";
-        report.error("spec.parentRef.kind", problem, fix);
+        report.error(Code::UnsupportedParent, "spec.parentRef.kind", problem, fix);
         return None;
     }
     let namespace = parent.namespace.as_ref().unwrap_or(&metadata.namespace);
@@ -644,6 +758,7 @@ fn add_set(
     let Some(gateway) = resolved.gateways.get_mut(&key) else {
         let problem = format!("there is no Gateway {namespace}/{}", parent.name);
         report.warning(
+            Code::UnresolvedGateway,
             "spec.parentRef.name",
             problem,
             "create it or correct the name",
@@ -653,7 +768,12 @@ fn add_set(
     let Some(gateway) = gateway else {
         let problem = format!("Gateway {namespace}/{} is not Canal's", parent.name);
         let fix = "the set belongs to the Gateway's controller";
-        report.warning("spec.parentRef.name", problem, fix);
+        report.warning(
+            Code::ForeignGatewayClass,
+            "spec.parentRef.name",
+            problem,
+            fix,
+        );
         return None;
     };
     let is_allowed = gateway
@@ -665,7 +785,7 @@ fn add_set(
             parent.name, metadata.namespace
         );
         let fix = "allow them in the Gateway's spec.allowedListeners";
-        report.warning("spec.parentRef", problem, fix);
+        report.warning(Code::ListenerSetNotAllowed, "spec.parentRef", problem, fix);
         return None;
     }
     // What closes the Gateway concerns all that clients reach by it.
@@ -724,7 +844,7 @@ fn close_conflicts(
         };
         let field = format!("spec.listeners[{}]", at - first);
         let fix = "give the listeners different names, and different ports or hostnames";
-        report.error(field, problem.clone(), fix);
+        report.error(Code::ListenerConflict, field, problem.clone(), fix);
         own.listener.closed.get_or_insert(fault(reason, problem));
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic::Diagnostic;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::gateway_api::ParentRef;
 use canal_model::policy::{Document, ObjectKind};
@@ -86,21 +87,22 @@ impl TenantListeners {
                 let problem = format!(
                     "the route has more than {LISTENER_PARENTS_PER_ROUTE_MAX} parents with listeners; this one and those behind it are left out"
                 );
-                report.error(field, problem, "split the route");
+                report.error(Code::LimitExceeded, field, problem, "split the route");
                 break;
             }
             distinct.push(written);
             match self.attach_to(at, written, &mut found) {
                 Ok(()) => {}
                 Err(AttachStop::Limit { problem, fix }) => {
-                    report.error(field, problem, fix);
+                    report.error(Code::LimitExceeded, field, problem, fix);
                     break;
                 }
                 Err(AttachStop::Parent(Unattached {
+                    code,
                     field: inner,
                     problem,
                     fix,
-                })) => report.warning(field + inner, problem, fix),
+                })) => report.warning(code, field + inner, problem, fix),
             }
         }
         let RouteAttachments {
@@ -150,6 +152,7 @@ impl TenantListeners {
         if allowing.is_empty() {
             let (kind, namespace) = (found.kind, route.namespace);
             return Err(AttachStop::Parent(Unattached {
+                code: Code::RouteNotAllowed,
                 field: "",
                 problem: format!("no listener of {object} allows {kind}s of namespace {namespace}"),
                 fix: "allow them in the listener's allowedRoutes",
@@ -163,6 +166,7 @@ impl TenantListeners {
                 .find_map(|(_, listener)| listener.listener.closed.as_ref())
                 .map_or("", |fault| fault.problem.as_str());
             return Err(AttachStop::Parent(Unattached {
+                code: Code::ListenerClosed,
                 field: "",
                 problem: format!("the route's listeners of {object} are closed: {problem}"),
                 fix: "fix the listener",
@@ -183,6 +187,7 @@ impl TenantListeners {
                 _ => ObjectKind::GrpcRoute,
             };
             return Err(AttachStop::Parent(Unattached {
+                code: Code::HostnameTaken,
                 field: "",
                 problem: format!(
                     "an older {other} has a hostname of the route on listener {name} of {object}, so the route is not on it"
@@ -192,6 +197,7 @@ impl TenantListeners {
         }
         if !has_hosts {
             return Err(AttachStop::Parent(Unattached {
+                code: Code::NoMatchingListenerHostname,
                 field: "",
                 problem: format!("no listener of {object} has a hostname in common with the route"),
                 fix: "correct the hostnames of the route or of the listener",
@@ -209,6 +215,7 @@ impl TenantListeners {
     ) -> Result<&GatewayListeners, Unattached> {
         let own: (Namespace, ObjectName) = (namespace.clone(), parent.name.clone());
         let missing = || Unattached {
+            code: Code::UnresolvedParent,
             field: ".name",
             problem: format!("there is no {object}"),
             fix: "create it or correct the name",
@@ -218,6 +225,7 @@ impl TenantListeners {
                 None => return Err(missing()),
                 Some(None) => {
                     return Err(Unattached {
+                        code: Code::UnresolvedParent,
                         field: ".name",
                         problem: format!("{object} adds no listeners to a Gateway of Canal's"),
                         fix: "see what is reported of it",
@@ -231,6 +239,7 @@ impl TenantListeners {
         match self.gateways.get(&key) {
             None => Err(missing()),
             Some(None) => Err(Unattached {
+                code: Code::ForeignGatewayClass,
                 field: ".name",
                 problem: format!("{object} is not Canal's"),
                 fix: "see what is reported of its GatewayClass",
@@ -350,6 +359,7 @@ impl From<Unattached> for AttachStop {
 
 /// The reason why a parent attaches a route to nothing.
 struct Unattached {
+    code: Code,
     /// Field in the parent, with its dot.
     field: &'static str,
     problem: String,
@@ -379,6 +389,7 @@ fn no_listener(object: &str, parent: &ParentRef) -> Unattached {
         .map(|name| format!(" named {:?}", shorten(name)));
     let port = parent.port.map(|port| format!(" with port {port}"));
     Unattached {
+        code: Code::NoMatchingListener,
         field: if name.is_some() || port.is_some() {
             field
         } else {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, SecretKey, TenantName};
 use canal_model::ingress::{
     GatewayCertificates, ISTIO_INGRESS_LABELS, Listener, ListenerFault, ListenerFaultReason,
@@ -21,7 +22,7 @@ use crate::allowed::AllowedNamespaces;
 use crate::certificates::CertificateIndex;
 use crate::listeners::{
     GatewayListeners, HBONE_PORT, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
-    TenantListeners, TenantQuota, fault, fault_of,
+    TenantListeners, TenantQuota, fault, fault_of, trusted_proxies,
 };
 use crate::{DocumentReport, Written, hostname, listeners, shorten};
 
@@ -60,19 +61,21 @@ fn accept(
     if !spec.selector.iter().all(is_label) {
         let problem = "the selector selects no ingress of Canal's, so Canal ignores the Gateway";
         let fix = "write istio: ingressgateway to have Canal serve it";
-        report.warning("spec.selector", problem, fix);
+        report.warning(Code::ForeignGatewayClass, "spec.selector", problem, fix);
         return None;
     }
     let Some(service) = istio_gateway_service(tenant, &metadata.namespace, &metadata.name) else {
         let fix = "use at most 239 characters";
-        report.error("metadata.name", "the name is too long for a Gateway", fix);
+        let problem = "the name is too long for a Gateway";
+        report.error(Code::LimitExceeded, "metadata.name", problem, fix);
         return None;
     };
     let faults = &gateway.document.faults;
     let object_fault = fault_of_whole(faults).map(fault_of);
     if spec.servers.is_empty() && object_fault.is_none() {
         let fix = "write at least one server";
-        report.warning("spec.servers", "the Gateway has no server", fix);
+        let problem = "the Gateway has no server";
+        report.warning(Code::GatewayWithoutListener, "spec.servers", problem, fix);
     }
     let mut reading = ServerReader {
         namespace: &metadata.namespace,
@@ -88,12 +91,15 @@ fn accept(
         reading.read(at, server);
     }
     let ServerReader {
+        report,
         listeners,
         certificates,
         ..
     } = reading;
     Some(GatewayListeners {
         service,
+        class: None,
+        trusted_proxies: trusted_proxies(metadata, report),
         addresses: Vec::new(),
         listeners,
         certificates,
@@ -154,8 +160,12 @@ impl ServerReader<'_, '_, '_> {
         let Some(port) = server.port.number.map(std::num::NonZeroU16::get) else {
             if own.is_none() {
                 let fix = "write the number of the port";
-                self.report
-                    .error(format!("{field}.port.number"), "there is no port", fix);
+                self.report.error(
+                    Code::MissingField,
+                    format!("{field}.port.number"),
+                    "there is no port",
+                    fix,
+                );
             }
             return;
         };
@@ -168,8 +178,12 @@ impl ServerReader<'_, '_, '_> {
                 "an earlier server has the port name {name:?} too, so this one is left out"
             );
             let fix = "give the ports of the servers different names";
-            self.report
-                .error(format!("{field}.port.name"), problem, fix);
+            self.report.error(
+                Code::ListenerConflict,
+                format!("{field}.port.name"),
+                problem,
+                fix,
+            );
             return;
         }
         if port == HBONE_PORT {
@@ -205,7 +219,8 @@ impl ServerReader<'_, '_, '_> {
         fix: &str,
     ) {
         let problem: String = problem.into();
-        self.report.error(field, problem.clone(), fix);
+        self.report
+            .error(Code::InvalidListener, field, problem.clone(), fix);
         closed.get_or_insert_with(|| fault(ListenerFaultReason::Invalid, problem));
     }
 
@@ -225,8 +240,12 @@ impl ServerReader<'_, '_, '_> {
         let short = shorten(written);
         let problem = format!("servers of protocol {short:?} are not served in this version");
         let fix = "use protocol: HTTP or HTTPS, or remove the server";
-        self.report
-            .error(format!("{field}.port.protocol"), problem.clone(), fix);
+        self.report.error(
+            Code::UnsupportedProtocol,
+            format!("{field}.port.protocol"),
+            problem.clone(),
+            fix,
+        );
         closed.get_or_insert_with(|| fault(ListenerFaultReason::UnsupportedProtocol, problem));
         ListenerProtocol::Other(short)
     }
@@ -262,7 +281,8 @@ impl ServerReader<'_, '_, '_> {
             (ListenerProtocol::Https, Some(tls)) if tls.https_redirect => {
                 let problem = "a server for HTTPS redirects nobody to HTTPS";
                 let field = format!("{field}.tls.httpsRedirect");
-                self.report.warning(field, problem, "remove the field");
+                self.report
+                    .warning(Code::IneffectiveField, field, problem, "remove the field");
                 false
             }
             _ => false,
@@ -333,7 +353,8 @@ impl ServerReader<'_, '_, '_> {
         let Ok(name) = ObjectName::new(name) else {
             let problem = format!("{:?} is not the name of a Secret", shorten(name));
             let fix = "write the name of a Secret in the Gateway's namespace";
-            self.report.error(field, problem.clone(), fix);
+            self.report
+                .error(Code::InvalidCertificate, field, problem.clone(), fix);
             return Err(fault(ListenerFaultReason::InvalidCertificateRef, problem));
         };
         let reference = SecretReference {
@@ -352,9 +373,10 @@ impl ServerReader<'_, '_, '_> {
         found.map_err(|found| {
             if found.is_pending {
                 self.report
-                    .warning(field, found.problem.clone(), &found.fix);
+                    .warning(found.code, field, found.problem.clone(), &found.fix);
             } else {
-                self.report.error(field, found.problem.clone(), &found.fix);
+                self.report
+                    .error(found.code, field, found.problem.clone(), &found.fix);
             }
             fault(found.reason, found.problem)
         })
@@ -365,7 +387,8 @@ impl ServerReader<'_, '_, '_> {
         if written.is_empty() {
             let problem = "the server names no host, so it serves none";
             let fix = "write a host such as www.example.com, or \"*\"";
-            self.report.error(format!("{field}.hosts"), problem, fix);
+            self.report
+                .error(Code::MissingField, format!("{field}.hosts"), problem, fix);
             return;
         }
         let port = server.port;
@@ -378,8 +401,12 @@ impl ServerReader<'_, '_, '_> {
                 other.listener.name
             );
             let fix = "give the servers different ports";
-            self.report
-                .error(format!("{field}.port.protocol"), problem, fix);
+            self.report.error(
+                Code::ListenerConflict,
+                format!("{field}.port.protocol"),
+                problem,
+                fix,
+            );
             return;
         }
         let mut hosts: BTreeMap<Option<HostMatch>, (usize, AllowedNamespaces)> = BTreeMap::new();
@@ -391,8 +418,12 @@ impl ServerReader<'_, '_, '_> {
                 },
                 Err(problem) => {
                     let fix = "write a name such as www.example.com, *.example.com or shop/*";
-                    self.report
-                        .error(format!("{field}.hosts[{at}]"), problem, fix);
+                    self.report.error(
+                        Code::InvalidHostname,
+                        format!("{field}.hosts[{at}]"),
+                        problem,
+                        fix,
+                    );
                 }
             }
         }
@@ -432,7 +463,8 @@ impl ServerReader<'_, '_, '_> {
                 other.listener.name, server.port
             );
             let fix = "give the servers different hosts or ports";
-            self.report.error(field, problem, fix);
+            self.report
+                .error(Code::ListenerConflict, field, problem, fix);
             return;
         }
         if self.listeners.len() >= LISTENERS_PER_GATEWAY_MAX || self.left.listeners == 0 {
@@ -440,7 +472,7 @@ impl ServerReader<'_, '_, '_> {
                 "with this host the Gateway has more than {LISTENERS_PER_GATEWAY_MAX} listeners, or the tenant more than {LISTENERS_PER_TENANT_MAX}; the host is left out"
             );
             let fix = "use wildcards, or a further Gateway";
-            self.report.error(field, problem, fix);
+            self.report.error(Code::LimitExceeded, field, problem, fix);
             return;
         }
         self.left.listeners -= 1;

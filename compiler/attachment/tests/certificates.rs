@@ -36,6 +36,7 @@ fn https(tls: &str) -> String {
 
 #[test]
 fn a_reference_that_is_wrong_closes_its_listener_with_the_reason() {
+    // YQ== is the letter a: base64, and neither a certificate nor a key.
     let objects = secret("infra", "cert")
         + &secret("other", "cert")
         + "apiVersion: v1\nkind: Secret\nmetadata: {name: opaque, namespace: infra}\ndata: {a: YQ==}\n---\n\
@@ -98,10 +99,12 @@ fn a_reference_that_is_wrong_closes_its_listener_with_the_reason() {
     ] {
         let documents = read(&(objects.clone() + &gateway("web", &https(tls))), false);
         let (all, found) = resolved(&documents);
+        // The gateway's other listener, b, must stay open in every case.
         let expected_listeners = [("a".to_owned(), reason), ("b".to_owned(), None)];
         assert_eq!(listeners(&all), expected_listeners, "{tls}");
         let expected: Vec<&str> = expected.split('\n').filter(|it| !it.is_empty()).collect();
         assert_eq!(texts(&found), expected, "{tls}");
+        // A certificate is loaded only for a listener that is open.
         let certificates = all.gateways().map(|it| it.certificates.len());
         assert_eq!(
             certificates.sum::<usize>(),
@@ -191,6 +194,7 @@ fn certificates_beyond_the_limits_close_their_listeners() {
             .collect();
         format!("certificateRefs: [{}]", all.join(", "))
     };
+    // One certificate more than the tenant may have.
     let names: Vec<String> = (0..=CERTIFICATES_PER_TENANT_MAX).map(name).collect();
     let objects = secrets("infra", &names);
     // Each listener has as many as it may, and together they have all that the tenant may.
@@ -206,10 +210,12 @@ fn certificates_beyond_the_limits_close_their_listeners() {
             listener(n, &references(first, CERTIFICATES_PER_LISTENER_MAX))
         })
         .collect();
+    // This listener has one reference more than a listener may have.
     all.push(listener(
         count,
         &references(0, CERTIFICATES_PER_LISTENER_MAX + 1),
     ));
+    // This one names the certificate with which the tenant would have too many.
     all.push(listener(
         count + 1,
         &references(CERTIFICATES_PER_TENANT_MAX, 1),

@@ -36,6 +36,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
             None,
         ),
     ] {
+        // The second listener shows that the fault of the first closes only that one.
         let other = "{name: other, port: 8080, protocol: HTTP}";
         let text = gateway(
             "web",
@@ -76,6 +77,8 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
         ),
         ("tls: {frontend: {}}", Some("Invalid")),
         ("colour: red", Some("Invalid")),
+        // A faulty `allowedListeners` admits no ListenerSets and concerns no listener of the
+        // Gateway.
         ("allowedListeners: {colour: red}", None),
     ] {
         let documents = read(&gateway("web", &format!("{field}, {listener}")), true);
@@ -173,6 +176,7 @@ fn listener_sets_add_listeners_where_the_gateway_allows_them() {
             "two",
             "infra",
             "{name: b, port: 80, protocol: HTTP}, {name: c, port: 82, protocol: HTTP}",
+            // `b` has the port and the hostname of the Gateway's own listener.
         ),
     ]
     .concat();

@@ -174,6 +174,7 @@ fn a_route_that_attaches_to_nothing_is_told_why() {
             ": no listener of Gateway infra/web has a hostname in common with the route",
         ),
     ] {
+        // The listener `one` has another hostname than a.example.
         let spec = format!("parentRefs: [{parent}], hostnames: [a.example]");
         let (listeners, found) = attached(&gateways, &spec);
         assert_eq!(listeners, [""; 0], "{parent}");

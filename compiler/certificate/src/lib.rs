@@ -290,12 +290,14 @@ mod tests {
             let read = read(secret);
             assert!(read.data.is_empty() && read.string_data.is_empty());
             for shown in [debug, format!("{read:?}")] {
+                // The second line of the PEM is the first of the key itself.
                 assert!(!shown.contains(key.lines().nth(1).unwrap()), "{shown}");
             }
             read.certificate
         };
         let tls = "kubernetes.io/tls";
         let whole = || vec![("tls.crt", base64(&chain)), ("tls.key", base64(&key))];
+        // stringData is plaintext, and data is base64.
         assert!(matches!(of(tls, whole(), vec![]), Some(Ok(_))));
         let plain = vec![("tls.crt", text(&chain)), ("tls.key", text(&key))];
         assert!(matches!(of(tls, vec![], plain), Some(Ok(_))));

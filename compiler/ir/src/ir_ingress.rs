@@ -24,6 +24,8 @@ pub struct GatewayIr {
     pub id: Option<ServiceId>,
     /// Addresses that the Gateway requests; if there are none, it gets one.
     pub addresses: Vec<IpAddr>,
+    /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
+    pub trusted_proxies: u8,
     pub listeners: Vec<ListenerIr>,
     /// The certificates that open listeners for HTTPS name.
     pub certificates: GatewayCertificates,
@@ -107,6 +109,7 @@ impl GatewayIr {
             key: self.service,
             id,
             listeners,
+            trusted_proxies: self.trusted_proxies,
         };
         Some((gateway, certificates, self.routes))
     }
@@ -129,7 +132,11 @@ impl fmt::Display for GatewayIr {
             [] => "an address of the pool".to_owned(),
             some => some.join(" "),
         };
-        writeln!(f, "ingress {} at {addresses}", self.service)?;
+        write!(f, "ingress {} at {addresses}", self.service)?;
+        match self.trusted_proxies {
+            0 => writeln!(f)?,
+            proxies => writeln!(f, " trusted proxies {proxies}")?,
+        }
         for ListenerIr {
             listener,
             virtual_hosts,

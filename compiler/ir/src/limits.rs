@@ -24,6 +24,8 @@ pub const HEADER_CHANGES_PER_RULE_MAX: usize = 64;
 pub const DIRECT_RESPONSE_BODY_BYTES_MAX: usize = 4096;
 /// Maximum number of backends of one rule (Gateway API allows 16).
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
+/// Maximum number of mirrors of one rule. Further ones get no requests.
+pub const MIRRORS_PER_RULE_MAX: usize = 8;
 /// Maximum number of hosts of one route object (Gateway API allows 16).
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
 /// Maximum number of matches that gateways compile for the hosts of a tenant's listeners: those of

@@ -18,7 +18,7 @@
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
-    RouteKey, RouteRule, TextMatch, ValueMatch, Workload,
+    RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
 };
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_cors::CorsPolicy;
@@ -61,6 +61,7 @@ pub enum RoutingVerdict {
         attempts: Option<Box<AttemptPolicy>>,
         faults: Option<Box<FaultPolicy>>,
         cors: Option<Box<CorsPolicy>>,
+        mirrors: Vec<RouteMirror>,
     },
     /// The gateway answers the request itself. It is authorized by
     /// [`canal_oracle::authorization::is_for_answers`]. `None`: the redirect's path gets a dot
@@ -96,6 +97,7 @@ pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -
             attempts: rule.attempts.clone(),
             faults: rule.faults.clone(),
             cors: rule.cors.clone(),
+            mirrors: rule.mirrors.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule: rule.key.clone(),

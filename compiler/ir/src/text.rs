@@ -7,8 +7,8 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
     OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
-    RouteKey, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
-    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    RouteKey, RouteMirror, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch,
+    Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
@@ -94,6 +94,9 @@ fn address(address: &GatewayAddress) -> String {
 
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
+    if gateway.trusted_proxies > 0 {
+        text += &format!(" trusted proxies {}", gateway.trusted_proxies);
+    }
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
@@ -384,6 +387,7 @@ pub fn effects(rule: &RouteRule) -> String {
         + &attempts(rule.attempts.as_deref())
         + &faults(rule.faults.as_deref())
         + &cors(rule.cors.as_deref())
+        + &mirrors(&rule.mirrors)
 }
 
 /// Formats the filters of a rule, with a comma before each; returns an empty text for none.
@@ -513,6 +517,24 @@ pub fn cors(policy: Option<&CorsPolicy>) -> String {
         CorsDialect::IstioForward => ", other preflights forwarded",
         CorsDialect::IstioIgnore => ", other preflights answered",
     }
+}
+
+/// Formats the mirrors of a rule, with a comma before each.
+pub fn mirrors(mirrors: &[RouteMirror]) -> String {
+    let mirrors = mirrors.iter().map(|mirror| {
+        let of = if mirror.shadows_host {
+            " as -shadow"
+        } else {
+            ""
+        };
+        let to = backend(&Backend {
+            weight: 1,
+            target: mirror.target.clone(),
+        });
+        let to = to.strip_prefix("1 ").unwrap_or(&to);
+        format!(", {} copied to {to}{of}", percent(mirror.fraction))
+    });
+    mirrors.collect()
 }
 
 fn percent(fraction: RequestFraction) -> String {

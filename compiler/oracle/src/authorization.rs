@@ -492,7 +492,7 @@ pub fn policy_path(target: &str, paths: PolicyPaths) -> Option<String> {
 }
 
 /// Returns the path in the form that routes compare. Parts without a safe interpretation are kept
-/// unchanged.
+/// unchanged, except that a `..` above the root is dropped.
 pub fn routing_path(target: &str) -> String {
     normal(target, true).unwrap_or_else(|| {
         target
@@ -514,8 +514,8 @@ fn is_utf8(path: &str) -> bool {
     String::from_utf8(bytes).is_ok()
 }
 
-/// Returns the normal form. With `keeps`, parts without a safe interpretation are kept unchanged;
-/// otherwise such a path has no normal form.
+/// Returns the normal form. With `keeps`, parts without a safe interpretation are kept unchanged,
+/// except that a `..` above the root is dropped. Otherwise such a path has no normal form.
 fn normal(target: &str, keeps: bool) -> Option<String> {
     let path = target.split(['?', '#']).next().unwrap_or_default();
     let allowed = |is_safe: bool| (is_safe || keeps).then_some(());
@@ -597,6 +597,7 @@ mod tests {
             (exact("example.com"), "Example.com", true),
             (exact("Example.com"), "example.com:8080", true),
             (exact("example.com"), "example.com.", true),
+            // A value without a port matches every port, and a value with one matches only that.
             (exact("example.com"), "example.com.:80", true),
             (exact("example.com:80"), "example.com:80", true),
             (exact("example.com:80"), "example.com", false),

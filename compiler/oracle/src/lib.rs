@@ -9,3 +9,4 @@ pub mod authorization;
 pub mod cors;
 pub mod faults;
 pub mod filters;
+pub mod mirrors;

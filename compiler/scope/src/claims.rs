@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::{Namespace, ObjectName, ReplicaName, TenantName, TrustDomain, Vni};
 use canal_model::policy::{ObjectKey, ObjectKind};
 use canal_model::tier::overlap;
@@ -96,6 +97,7 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
             .zip(Namespace::new("default").ok());
         report(Diagnostic {
             severity: Severity::Error,
+            code: DiagnosticCode::TenantConflict,
             origin: None,
             object: object.map(|(name, namespace)| ObjectKey {
                 kind,

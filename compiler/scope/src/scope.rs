@@ -579,6 +579,7 @@ mod tests {
             ("a node of the other tenant at the same addresses", node("beta"), direct(beta, "beta")),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
         ];
+        // Nodes of both tenants have the same address, so only the scope separates them.
         let placement = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
@@ -593,6 +594,7 @@ mod tests {
                         .filter(|r| visible(r, &principal, &placement)),
                 );
             }
+            // Resources of the provider come last, as in the expected texts.
             seen.sort_by_key(|r| (r.tenant().is_none(), r.tenant().cloned(), r.kind()));
             let got: Vec<String> = seen
                 .iter()

@@ -110,6 +110,7 @@ mod tests {
             ("fe80::1", false),
             ("ff02::1", false),
             ("::ffff:10.0.0.1", false),
+            // fdca:a1::/32 is Canal's own range, and fdca:a2::/32 is not.
             ("fdca:a1:0:240::7", false),
             ("fdca:a2::7", true),
         ] {
@@ -122,8 +123,10 @@ mod tests {
         for (net, fine) in [
             ("10.0.0.0/8", true),
             ("0.0.0.0/0", false),
+            // This range contains 127.0.0.0/8.
             ("126.0.0.0/7", false),
             ("250.0.0.0/8", false),
+            // A range may not even contain a reserved address, as this one contains 240.0.0.0/4.
             ("128.0.0.0/1", false),
             ("fd00::/16", true),
             ("fd00::/8", false),

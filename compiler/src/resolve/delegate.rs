@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::{MESH, gateway_name};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::Document;
 use canal_model::policy::istio::{
@@ -39,6 +40,7 @@ pub(super) struct EffectiveRule<'a> {
 
 /// A problem with a delegation.
 pub(super) struct DelegationProblem {
+    pub(super) code: Code,
     /// Field of the rule that the problem is about.
     pub(super) field: &'static str,
     pub(super) problem: String,
@@ -62,8 +64,9 @@ impl<'a> EffectiveRule<'a> {
 }
 
 impl DelegationProblem {
-    fn refused(problem: String, fix: &'static str) -> Option<Self> {
+    fn refused(code: Code, problem: String, fix: &'static str) -> Option<Self> {
         Some(Self {
+            code,
             field: "delegate",
             problem,
             fix,
@@ -154,7 +157,11 @@ impl<'a> DelegateIndex<'a> {
         match found {
             _ if has_action => {
                 let problem = "a rule that delegates has no route, redirect or directResponse";
-                own.problem = DelegationProblem::refused(problem.to_owned(), "remove one of them");
+                own.problem = DelegationProblem::refused(
+                    Code::ConflictingActions,
+                    problem.to_owned(),
+                    "remove one of them",
+                );
             }
             None => {
                 let namespace = named.namespace.as_ref().unwrap_or(namespace);
@@ -163,7 +170,7 @@ impl<'a> DelegateIndex<'a> {
                     named.name
                 );
                 let fix = "create it, correct the name, or remove its hosts";
-                own.problem = DelegationProblem::refused(problem, fix);
+                own.problem = DelegationProblem::refused(Code::UnresolvedBackend, problem, fix);
             }
             Some(delegate) => {
                 let outer = fault_outside_rules(delegate);
@@ -247,7 +254,7 @@ fn merged<'i>(
     let mut written = inner.clone();
     if inner.delegate.is_some() {
         let text = "a delegate cannot delegate, as in Istio".to_owned();
-        problem = DelegationProblem::refused(text, "write the rules here");
+        problem = DelegationProblem::refused(Code::UnsupportedField, text, "write the rules here");
         written.delegate = None;
     }
     let roots = with_full_gateways(own, &root.matches);
@@ -257,6 +264,7 @@ fn merged<'i>(
         None => {
             let text = "no request matches this rule and the one that delegates to it";
             problem = Some(DelegationProblem {
+                code: Code::MatchNeverApplies,
                 field: "match",
                 problem: text.to_owned(),
                 fix: "write matches that are part of those of the rule that delegates",
@@ -274,6 +282,12 @@ fn merged<'i>(
     written.fault = written.fault.or(defaults.fault);
     written.cors_policy = written.cors_policy.or(defaults.cors_policy);
     written.headers = written.headers.or(defaults.headers);
+    written.mirror = written.mirror.or(defaults.mirror);
+    written.mirror_percent = written.mirror_percent.or(defaults.mirror_percent);
+    written.mirror_percentage = written.mirror_percentage.or(defaults.mirror_percentage);
+    if written.mirrors.is_empty() {
+        written.mirrors = defaults.mirrors;
+    }
     EffectiveRule {
         document: delegate.document,
         namespace,

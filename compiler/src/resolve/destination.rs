@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey, TenantName};
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{BackendRef, ReferenceGrant};
@@ -37,7 +38,8 @@ impl DestinationIndex<'_> {
                 "backends of kind {:?} are not supported in this version",
                 backend.kind
             );
-            return Err(FieldIssue::new("kind", problem, "refer to a Service"));
+            return Err(FieldIssue::new("kind", problem, "refer to a Service")
+                .with_code(Code::UnsupportedBackend));
         }
         let target_namespace = backend.namespace.as_ref().unwrap_or(namespace);
         let key = ServiceKey {
@@ -56,7 +58,9 @@ impl DestinationIndex<'_> {
             let fix = format!(
                 "write a ReferenceGrant in {target_namespace} from {kind}s in {namespace} to that Service"
             );
-            return Err(FieldIssue::new("namespace", problem, fix));
+            return Err(
+                FieldIssue::new("namespace", problem, fix).with_code(Code::BackendNotPermitted)
+            );
         }
         let service = self.find(&key, "name")?;
         let Some(port) = backend.port else {
@@ -64,7 +68,8 @@ impl DestinationIndex<'_> {
                 "port",
                 "a Service backend needs a port",
                 "write the Service's port",
-            ));
+            )
+            .with_code(Code::MissingField));
         };
         has_port(service, port.get(), "port")?;
         Ok(BackendTarget::Service {
@@ -88,7 +93,8 @@ impl DestinationIndex<'_> {
                 "destination.host",
                 problem,
                 "write a Service's name, or name.namespace",
-            ));
+            )
+            .with_code(Code::UnresolvedBackend));
         };
         let service = self.find(&key, "destination.host")?;
         let port = match (&to.port, service.ports.as_slice()) {
@@ -117,7 +123,8 @@ impl DestinationIndex<'_> {
                         "destination.subset",
                         problem,
                         "fix it in its DestinationRule",
-                    ));
+                    )
+                    .with_code(Code::UnresolvedSubset));
                 }
                 None => {
                     let problem = format!("{} has no subset {name:?}", to.host);
@@ -125,7 +132,8 @@ impl DestinationIndex<'_> {
                         "destination.subset",
                         problem,
                         "define it in a DestinationRule for that host",
-                    ));
+                    )
+                    .with_code(Code::UnresolvedSubset));
                 }
             },
         };
@@ -147,6 +155,7 @@ impl DestinationIndex<'_> {
         self.services.get(key).ok_or_else(|| {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);
             FieldIssue::new(field, problem, "create it or correct the name")
+                .with_code(Code::UnresolvedBackend)
         })
     }
 }
@@ -192,5 +201,6 @@ fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), Fie
             service.key.namespace, service.key.name
         ),
         fix,
-    ))
+    )
+    .with_code(Code::BackendPortNotFound))
 }

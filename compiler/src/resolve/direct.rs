@@ -1,6 +1,7 @@
 //! Reads the direct path settings of the Tenant and its Services. `crate::direct` decides whether a
 //! port is direct.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::DirectPathMode;
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
@@ -42,6 +43,7 @@ pub(crate) fn resolve(
                 let shown: String = written.chars().take(80).collect();
                 let field = format!("metadata.annotations[{DIRECT_ANNOTATION:?}]");
                 report.error(
+                    Code::InvalidAnnotation,
                     service.document,
                     field,
                     format!("{shown:?} is neither true nor false; gateways stay in use"),

@@ -1,6 +1,7 @@
 //! Resolves GatewayReplica objects: the replicas that serve the tenant, and their addresses in its
 //! overlay. The planner makes bucket tables.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ReplicaName, TenantName};
 use canal_model::policy::canal;
 use canal_model::program::GatewayReplica;
@@ -34,6 +35,7 @@ fn replica(
         Ok(replica) => replica,
         Err(_) => {
             report.error(
+                Code::InvalidReplica,
                 declared.document,
                 "metadata.name",
                 format!("{name:?} is not a valid replica name"),
@@ -50,6 +52,7 @@ fn replica(
             Ok(()) if own.contains(address) => {}
             Ok(()) => own.push(*address),
             Err(problem) => report.error(
+                Code::AddressConflict,
                 declared.document,
                 format!("spec.addresses[{at}]"),
                 problem,
@@ -59,6 +62,7 @@ fn replica(
     }
     if own.is_empty() {
         report.error(
+            Code::InvalidReplica,
             declared.document,
             "spec.addresses",
             "the replica has no address by which the tenant can reach it",

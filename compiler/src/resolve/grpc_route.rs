@@ -3,10 +3,11 @@
 
 use std::borrow::Cow;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Namespace;
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
-    GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
+    BackendRef, GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
 };
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
@@ -28,11 +29,12 @@ pub(super) fn resolve_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let effects = RouteEffects::of_grpc_route(written, rule);
+    let kind = ObjectKind::GrpcRoute;
+    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let mut effects = RouteEffects::of_grpc_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
-    let kind = ObjectKind::GrpcRoute;
     let backends = backends(kind, namespace, &written.backend_refs, to, rule);
     for (at, backend) in backends.iter().enumerate() {
         warn_of_protocol(at, backend, to, rule);
@@ -60,7 +62,7 @@ fn warn_of_protocol(
     if ports.any(|it| it.port == *port && it.protocol == AppProtocol::Http1) {
         let problem = format!("port {port} is HTTP/1.1, over which there is no gRPC");
         let fix = "set the port's appProtocol to kubernetes.io/h2c or grpc";
-        let issue = FieldIssue::new("port", problem, fix);
+        let issue = FieldIssue::new("port", problem, fix).with_code(Code::BackendProtocolMismatch);
         rule.warning(&format!("backendRefs[{at}]"), issue);
     }
 }
@@ -127,7 +129,7 @@ fn path_match(
         (GrpcNameMatch::Any, GrpcNameMatch::Any) => {
             let problem = "neither a service nor a method is written";
             let fix = "write one of them, or remove the field to match every request";
-            return Err(FieldIssue::new("", problem, fix));
+            return Err(FieldIssue::new("", problem, fix).with_code(Code::MissingField));
         }
         (GrpcNameMatch::Exact(service), GrpcNameMatch::Exact(method)) => {
             return text(&format!("/{service}/{method}")).map(PathMatch::Exact);
@@ -182,6 +184,7 @@ fn expression<'n>(
             // An expression that is valid only in the path, such as `a)|(b`, means something else.
             pattern::cost(&plain).map_err(|problem| {
                 FieldIssue::new(field, problem, "use RE2 syntax; the whole name must match")
+                    .with_code(Code::InvalidRegex)
             })?;
             format!("(?:{plain})").into()
         }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::is_listener_parent;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcRule, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
@@ -73,6 +74,7 @@ pub(crate) fn resolve(
     for (route, mut parents) in declared.iter().zip(of_services) {
         let gateways = ingress.attach(route, budget, report);
         let mut regexes = regex_budget(&parents, gateways.keys(), &left);
+        let before = regexes.bytes_left;
         parents.extend(gateways.into_iter().map(|(service, fault)| {
             let parent = Parent {
                 service,
@@ -93,11 +95,13 @@ pub(crate) fn resolve(
         if budget.is_exceeded() {
             break;
         }
-        left.extend(
-            parents
-                .into_keys()
-                .map(|parent| (parent.service, regexes.bytes_left)),
-        );
+        // The route uses as much of each parent's budget, and leaves the rest of it to other routes.
+        let used = before - regexes.bytes_left;
+        let services: BTreeSet<ServiceKey> = parents.into_keys().map(|it| it.service).collect();
+        for service in services {
+            let rest = left.entry(service).or_insert(REGEXES_PER_SERVICE_BYTES_MAX);
+            *rest = rest.saturating_sub(used);
+        }
         let of_gateways = regexes.gateways.into_iter();
         left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
     }
@@ -146,7 +150,7 @@ fn without_room(
             gateway.namespace, gateway.name
         );
         let fix = "use prefixes, or fewer and shorter expressions, or a further Gateway";
-        report.error(document, format!("{field}.matches"), problem.clone(), fix);
+        report.error(Code::RegexMemoryExceeded, document, format!("{field}.matches"), problem.clone(), fix);
         (gateway, format!("{field}.matches: {problem}"))
     });
     reasons.collect()
@@ -160,6 +164,7 @@ fn parents(
     let refs = route.object.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         report.warning(
+            Code::RouteWithoutParent,
             route.document,
             "spec.parentRefs",
             "the route is attached to nothing",
@@ -178,6 +183,7 @@ fn parents(
                     let problem =
                         format!("port {port} is opaque TCP, to which HTTP rules do not apply");
                     report.warning(
+                        Code::OpaqueParentPort,
                         route.document,
                         format!("spec.parentRefs[{at}]"),
                         problem,
@@ -192,7 +198,13 @@ fn parents(
             }
             Err(complaint) => {
                 let field = format!("spec.parentRefs[{at}].{}", complaint.field);
-                report.error(route.document, field, complaint.problem, complaint.fix);
+                report.error(
+                    complaint.code,
+                    route.document,
+                    field,
+                    complaint.problem,
+                    complaint.fix,
+                );
             }
         }
     }
@@ -211,7 +223,8 @@ fn parent(
             "name",
             format!("there is no Service {}/{}", key.namespace, key.name),
             "create it or correct the name",
-        ));
+        )
+        .with_code(Code::UnresolvedParent));
     };
     let port = named_port(service, written)?.or(written.port.map(std::num::NonZeroU16::get));
     let mut ports = service
@@ -227,11 +240,10 @@ fn parent(
             key.name,
             port.unwrap_or_default()
         );
-        return Err(FieldIssue::new(
-            "port",
-            problem,
-            format!("use {} or none", known.join(", ")),
-        ));
+        return Err(
+            FieldIssue::new("port", problem, format!("use {} or none", known.join(", ")))
+                .with_code(Code::ParentPortNotFound),
+        );
     }
     let opaque = ports
         .find(|p| p.protocol == AppProtocol::Tcp)
@@ -260,7 +272,7 @@ fn named_port(service: &Service, written: &ParentRef) -> Result<Option<u16>, Fie
             );
             let known: Vec<&str> = service.ports.iter().map(|p| p.name.as_str()).collect();
             let fix = format!("use one of {}, or remove the field", known.join(", "));
-            Err(FieldIssue::new("sectionName", problem, fix))
+            Err(FieldIssue::new("sectionName", problem, fix).with_code(Code::ParentPortNotFound))
         }
     }
 }
@@ -296,7 +308,7 @@ fn attach(
             rules.len()
         );
         broken.get_or_insert_with(|| problem.clone());
-        report.error(route.document, "spec.rules", problem, "split the route");
+        report.refuse_excess(route.document, "spec.rules", problem, "split the route");
     }
     // Gateway API: a route without rules has one rule that matches everything; without backends it
     // refuses.
@@ -343,6 +355,7 @@ fn attach(
                 attempts: None,
                 faults: None,
                 cors: None,
+                mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
             let is_within = add(rule);
@@ -385,22 +398,28 @@ fn hosts(
     let written = route.object.hostnames;
     let mut hosts = BTreeSet::new();
     let mut broken = None;
-    let mut refuse = |field: String, problem: String, fix: &str| {
+    let mut refuse = |code: Code, field: String, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
-        report.error(route.document, field, problem, fix);
+        report.error(code, route.document, field, problem, fix);
     };
     if written.len() > HOSTS_PER_ROUTE_MAX {
         let problem = format!(
             "the route has {} hosts, more than {HOSTS_PER_ROUTE_MAX}",
             written.len()
         );
-        refuse("spec.hostnames".to_owned(), problem, "split the route");
+        refuse(
+            Code::LimitExceeded,
+            "spec.hostnames".to_owned(),
+            problem,
+            "split the route",
+        );
         return (Vec::new(), broken);
     }
     for (at, host) in written.iter().enumerate() {
         match names::host_match(host) {
             Ok(host) => drop(hosts.insert(host)),
             Err(problem) => refuse(
+                Code::InvalidHostname,
                 format!("spec.hostnames[{at}]"),
                 problem,
                 "write a name such as reviews.example.com or *.example.com",
@@ -439,18 +458,14 @@ fn http_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let effects = RouteEffects::of_http_route(written, rule);
+    let kind = ObjectKind::HttpRoute;
+    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let mut effects = RouteEffects::of_http_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
     let answer = route_answers::of_http_route(written, rule);
-    let backends = backends(
-        ObjectKind::HttpRoute,
-        namespace,
-        &written.backend_refs,
-        to,
-        rule,
-    );
+    let backends = backends(kind, namespace, &written.backend_refs, to, rule);
     let action = match answer {
         Some(answer) => rule.answer(answer),
         None => rule.action("backendRefs", backends),
@@ -480,7 +495,10 @@ pub(super) fn matches<M: Default>(
             "the rule has {} matches, more than {MATCHES_PER_RULE_MAX}",
             conditions.len()
         );
-        rule.broken("matches", FieldIssue::new("", problem, "split the rule"));
+        rule.broken(
+            "matches",
+            FieldIssue::new("", problem, "split the rule").with_code(Code::LimitExceeded),
+        );
         // The broken rule refuses every request rather than those of the first matches.
         conditions = &implied;
     }
@@ -591,7 +609,7 @@ fn path_match(
 fn check_path_of_crd(value: &str) -> Result<(), FieldIssue> {
     if value.contains("//") {
         let problem = "Gateway API allows no // in a path";
-        return Err(FieldIssue::new("", problem, "write one slash"));
+        return Err(FieldIssue::new("", problem, "write one slash").with_code(Code::InvalidPath));
     }
     let mut rest = value;
     while let Some(c) = rest.chars().next() {
@@ -599,7 +617,8 @@ fn check_path_of_crd(value: &str) -> Result<(), FieldIssue> {
         let is_escape = c == '%' && hex.len() == 2 && hex.iter().all(u8::is_ascii_hexdigit);
         if is_escape && hex.eq_ignore_ascii_case(b"2f") {
             let problem = "Gateway API allows no %2F in a path";
-            return Err(FieldIssue::new("", problem, "use a regular expression"));
+            return Err(FieldIssue::new("", problem, "use a regular expression")
+                .with_code(Code::InvalidPath));
         }
         if !(is_escape || c.is_ascii_alphanumeric() || "/-._~!$&'()*+,;=:@".contains(c)) {
             let escapes: String = c
@@ -612,7 +631,8 @@ fn check_path_of_crd(value: &str) -> Result<(), FieldIssue> {
                 "",
                 format!("Gateway API allows no {c:?}{place} in a path"),
                 format!("write it as clients send it, as in {escapes}"),
-            ));
+            )
+            .with_code(Code::InvalidPath));
         }
         rest = &rest[c.len_utf8()..];
     }

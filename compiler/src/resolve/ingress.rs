@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_attachment::{
     Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
 };
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceId, ServiceKey};
 use canal_model::ingress::{gateway_service, istio_gateway_service};
 use canal_model::policy::{Document, Metadata};
@@ -79,6 +80,7 @@ pub(crate) fn resolve(
     for (document, _, key) in all.filter(|(_, is_own, _)| *is_own) {
         if !is_on_tier {
             report.error(
+                Code::NotOnCloudTier,
                 document,
                 "spec",
                 "the tenant is not on the cloud tier, so its Gateways have no address",
@@ -90,6 +92,7 @@ pub(crate) fn resolve(
             ids.insert(key, id);
         } else {
             report.error(
+                Code::ServiceIdsExhausted,
                 document,
                 "",
                 "all 16,777,215 service IDs are taken, so the Gateway has none",
@@ -137,6 +140,7 @@ fn redirect_rule(gateway: &Document, service: &ServiceKey) -> RouteRule {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
     }
 }
 

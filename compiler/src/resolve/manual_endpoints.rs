@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::policy::endpoints::{SERVICE_NAME_LABEL, SlicePort, WrittenEndpoints};
@@ -55,6 +56,7 @@ pub(super) fn serve(
         };
         if declared.object.spec.selector.is_empty() && own.is_empty() {
             report.warning(
+                Code::ServiceWithoutEndpoints,
                 declared.document,
                 "spec.selector",
                 "the service has no selector and no EndpointSlice, so it has no endpoints",
@@ -70,7 +72,7 @@ pub(super) fn serve(
                 key.namespace, key.name
             );
             let fix = "remove the Service's selector, or this object";
-            report.warning(document, "metadata", problem, fix);
+            report.warning(Code::EndpointsIgnored, document, "metadata", problem, fix);
         }
         if declared.object.spec.selector.is_empty() {
             add(service, &own, &pods, endpoints, report);
@@ -81,6 +83,7 @@ pub(super) fn serve(
         for (document, _) in orphans {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);
             report.warning(
+                Code::EndpointsWithoutService,
                 document,
                 "metadata",
                 problem,
@@ -115,7 +118,13 @@ fn collect<'a>(
                 "the label {SERVICE_NAME_LABEL} names no Service, so the slice has no effect"
             );
             let fix = "write the name of its Service there";
-            report.warning(slice.document, "metadata.labels", problem, fix);
+            report.warning(
+                Code::EndpointsWithoutService,
+                slice.document,
+                "metadata.labels",
+                problem,
+                fix,
+            );
             continue;
         };
         let key = service_key(tenant, &slice.object.metadata.namespace, name);
@@ -149,7 +158,7 @@ fn add(
                 "the object has {addresses} addresses and {ports} ports, and may have {ENDPOINT_ADDRESSES_MAX} and {ENDPOINT_PORTS_MAX}; it has no effect"
             );
             let fix = "split it into several EndpointSlices";
-            report.error(document, "", problem, fix);
+            report.refuse_excess(document, "", problem, fix);
             continue;
         }
         let served: BTreeSet<(u16, u16)> = served_ports(service, written.ports)
@@ -164,7 +173,7 @@ fn add(
                     service.key.namespace
                 );
                 let fix = "write the address of a Pod, or let clients dial the address itself";
-                report.warning(document, field.clone(), problem, fix);
+                report.warning(Code::EndpointNotPod, document, field.clone(), problem, fix);
                 continue;
             };
             for &(port, target_port) in &served {

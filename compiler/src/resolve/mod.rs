@@ -20,6 +20,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_mirrors;
 mod route_parts;
 mod route_point;
 mod service;
@@ -132,7 +133,7 @@ pub(crate) fn resolve(
                 input,
                 tenant,
                 &corpus,
-                (&services, &workloads),
+                (&services, &workloads, &ingress),
                 budget,
                 report,
             )
@@ -194,7 +195,7 @@ fn security(
     input: &CompileInput<'_>,
     tenant: &Tenant,
     corpus: &TenantObjects<'_>,
-    (services, workloads): (&BTreeMap<ServiceKey, Service>, &[Workload]),
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Security {
@@ -208,9 +209,13 @@ fn security(
     );
     let authorizers =
         policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
+    let targets = policy::PolicyTargets {
+        services,
+        listeners: &ingress.listeners,
+    };
     let known = policy::authorization::PolicyReferences {
         tenant,
-        services,
+        targets,
         authorizers: &authorizers,
     };
     // Policies are checked against the paths that exist, and Terminations change what is observed.
@@ -229,7 +234,7 @@ fn security(
     let authentications = policy::authentication::resolve(
         input.tenant,
         &corpus.request_authentications,
-        services,
+        targets,
         (&mut sets, budget),
         report,
     );

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{AzName, NodeName};
 use canal_model::policy::kubernetes::{self, VTEP_MAC_ANNOTATION, ZONE_LABEL};
 use canal_model::program::{Node, Tenant};
@@ -31,6 +32,7 @@ pub(crate) fn resolve(
         for node in declared {
             let problem = "the tenant is not on the cloud tier, so its nodes are not used";
             report.warning(
+                Code::NotOnCloudTier,
                 node.document,
                 "",
                 problem,
@@ -44,7 +46,7 @@ pub(crate) fn resolve(
             "the tenant has {} nodes, more than {NODES_PER_TENANT_MAX}; from this one on they are left out",
             declared.len()
         );
-        report.error(
+        report.refuse_excess(
             first.document,
             "",
             problem,
@@ -115,6 +117,7 @@ fn zone(
     let field = format!("metadata.labels[{ZONE_LABEL:?}]");
     let Some(written) = sourced.object.metadata.labels.get(ZONE_LABEL) else {
         report.error(
+            Code::UnknownZone,
             sourced.document,
             field,
             "the node does not name its AZ",
@@ -123,7 +126,15 @@ fn zone(
         return None;
     };
     AzName::new(written)
-        .map_err(|error| report.error(sourced.document, field, error.problem(), error.fix()))
+        .map_err(|error| {
+            report.error(
+                Code::UnknownZone,
+                sourced.document,
+                field,
+                error.problem(),
+                error.fix(),
+            )
+        })
         .ok()
 }
 
@@ -135,6 +146,7 @@ fn mac(
     let fix = "write the MAC of its tunnel device, as 02:00:5e:10:00:01";
     let Some(written) = sourced.object.metadata.annotations.get(VTEP_MAC_ANNOTATION) else {
         report.error(
+            Code::InvalidNode,
             sourced.document,
             field,
             "the node does not name the MAC of its tunnel device",
@@ -146,6 +158,7 @@ fn mac(
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
             report.error(
+                Code::InvalidNode,
                 sourced.document,
                 field,
                 format!("{written} is not a unicast MAC address"),
@@ -156,6 +169,7 @@ fn mac(
         None => {
             let shown: String = written.chars().take(80).collect();
             report.error(
+                Code::InvalidNode,
                 sourced.document,
                 field,
                 format!("{shown:?} is not a MAC address"),
@@ -192,6 +206,7 @@ fn underlay(
     let Some((at, address)) = addresses.find(|(_, address)| !address.address.contains(':')) else {
         let problem = "the node has no IPv4 address of type InternalIP, so no edge can reach it";
         report.error(
+            Code::InvalidNode,
             sourced.document,
             "status.addresses",
             problem,
@@ -210,6 +225,7 @@ fn underlay(
                 || v4.octets()[0] == 0 =>
         {
             report.error(
+                Code::ReservedAddress,
                 sourced.document,
                 field,
                 format!("{v4} is not an address that a host can have on a network"),
@@ -220,6 +236,7 @@ fn underlay(
         Ok(v4) => match taken.underlay.get(&v4) {
             Some(other) => {
                 report.error(
+                    Code::AddressConflict,
                     sourced.document,
                     field,
                     format!("{v4} is already the address of Node {other}"),
@@ -232,6 +249,7 @@ fn underlay(
         Err(_) => {
             let shown: String = address.address.chars().take(80).collect();
             report.error(
+                Code::InvalidNode,
                 sourced.document,
                 field,
                 format!("{shown:?} is not an IPv4 address"),
@@ -267,6 +285,7 @@ fn ranges(
     // A range that could not be parsed has a diagnostic already.
     if written.is_empty() && sourced.fault("spec").is_none() {
         report.error(
+            Code::MissingRange,
             sourced.document,
             "spec.podCIDR",
             "the node has no range for its pods",
@@ -278,13 +297,14 @@ fn ranges(
             "the node has {} ranges, more than {RANGES_PER_NODE_MAX}; the rest is left out",
             written.len()
         );
-        report.error(sourced.document, field.clone(), problem, "join ranges");
+        report.refuse_excess(sourced.document, field.clone(), problem, "join ranges");
     }
     let mut good: Vec<IpNet> = Vec::new();
     for (field, net) in written.into_iter().take(RANGES_PER_NODE_MAX) {
         if !tenant.pod_cidrs.iter().any(|range| range.contains(&net)) {
             let problem = format!("{net} is in none of the tenant's pod ranges");
             report.error(
+                Code::AddressOutsideRanges,
                 sourced.document,
                 field,
                 problem,
@@ -292,6 +312,7 @@ fn ranges(
             );
         } else if let Some((other, node)) = taken.overlapping(&net) {
             report.error(
+                Code::OverlappingRanges,
                 sourced.document,
                 field,
                 format!("{net} overlaps {other} of Node {node}"),
@@ -299,6 +320,7 @@ fn ranges(
             );
         } else if let Some(other) = good.iter().find(|other| overlap(other, &net)) {
             report.error(
+                Code::OverlappingRanges,
                 sourced.document,
                 field,
                 format!("{net} overlaps the node's own {other}"),

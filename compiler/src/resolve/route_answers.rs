@@ -4,6 +4,7 @@
 
 use std::num::NonZeroU16;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{HttpRequestRedirectFilter, HttpRule};
 use canal_model::policy::istio::{HttpDirectResponse, HttpRedirect, VirtualServiceRoute};
 use canal_model::route_filters::{
@@ -44,7 +45,8 @@ pub(super) fn of_http_route(written: &HttpRule, rule: &mut RuleContext<'_>) -> O
         .as_ref()
         .and_then(|host| host_and_port(host, &format!("{field}.hostname"), rule));
     if let Some((_, Some(_))) = &host {
-        let issue = FieldIssue::new("", "a host name has no port", "write it as port");
+        let issue = FieldIssue::new("", "a host name has no port", "write it as port")
+            .with_code(Code::InvalidHostname);
         rule.broken(&format!("{field}.hostname"), issue);
     }
     // Gateway API: without a port and a scheme, the port is the one at which the request arrived.
@@ -88,7 +90,8 @@ pub(super) fn of_virtual_service(
 
 fn refuse_together(rule: &mut RuleContext<'_>, field: &str, other: &str) {
     let problem = format!("the rule answers requests itself, so it cannot have {other} too");
-    let issue = FieldIssue::new("", problem, "remove one of them");
+    let issue =
+        FieldIssue::new("", problem, "remove one of them").with_code(Code::ConflictingActions);
     rule.broken(field, issue);
 }
 
@@ -115,7 +118,10 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
         _ => {
             let problem = "the port is not exactly one of port, derivePort and that of authority";
             let fix = "write one of them; derivePort is FROM_PROTOCOL_DEFAULT or FROM_REQUEST_PORT";
-            rule.broken("redirect.port", FieldIssue::new("", problem, fix));
+            rule.broken(
+                "redirect.port",
+                FieldIssue::new("", problem, fix).with_code(Code::ConflictingFields),
+            );
             RedirectPort::OfHost
         }
     };
@@ -144,14 +150,16 @@ fn of_direct_response(written: &HttpDirectResponse, rule: &mut RuleContext<'_>) 
     }
     if DirectResponse::has_no_body(*status) && !body.is_empty() {
         let problem = format!("a response with status {status} has no body");
-        let issue = FieldIssue::new("body", problem, "remove the body, or change the status");
+        let issue = FieldIssue::new("body", problem, "remove the body, or change the status")
+            .with_code(Code::ConflictingFields);
         rule.broken("directResponse", issue);
     }
     if body.len() > DIRECT_RESPONSE_BODY_BYTES_MAX {
         let bytes = body.len();
         let problem =
             format!("the body has {bytes} bytes, more than {DIRECT_RESPONSE_BODY_BYTES_MAX}");
-        let issue = FieldIssue::new("body", problem, "serve it by a workload");
+        let issue = FieldIssue::new("body", problem, "serve it by a workload")
+            .with_code(Code::LimitExceeded);
         rule.broken("directResponse", issue);
     }
     RouteAnswer::Direct(DirectResponse {

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::attempts::{HttpRetry, HttpRouteRetry, HttpRouteTimeouts};
 use canal_model::policy::gateway_api::HttpRule;
 use canal_model::policy::istio::VirtualServiceRoute;
@@ -63,7 +64,8 @@ fn of_http_route_timeouts(written: HttpRouteTimeouts, rule: &mut RuleContext<'_>
         && attempt > request
     {
         let problem = format!("{attempt:?} is longer than timeouts.request, {request:?}");
-        let issue = FieldIssue::new("", problem, "write a time that is not longer");
+        let issue = FieldIssue::new("", problem, "write a time that is not longer")
+            .with_code(Code::ConflictingFields);
         rule.broken("timeouts.backendRequest", issue);
     }
     RouteTimeouts {
@@ -151,19 +153,22 @@ fn of_http_retry(written: &HttpRetry, rule: &mut RuleContext<'_>) -> RetryPolicy
         per_try_timeout.is_some() || !retry_on.is_empty() || retry_remote_localities.is_some();
     if *attempts == 0 && has_more {
         let problem = "attempts is 0, which disables retries, and other fields configure them";
-        let issue = FieldIssue::new("attempts", problem, "write attempts, or remove the others");
+        let issue = FieldIssue::new("attempts", problem, "write attempts, or remove the others")
+            .with_code(Code::ConflictingFields);
         rule.broken("retries", issue);
     }
     if *retry_remote_localities == Some(true) {
         let problem = "retries go to near endpoints first in this version";
         let fix = "keep it for a version that does it, or remove it";
-        let issue = FieldIssue::new("retryRemoteLocalities", problem, fix);
+        let issue =
+            FieldIssue::new("retryRemoteLocalities", problem, fix).with_code(Code::IgnoredField);
         rule.warning("retries", issue);
     }
     if *retry_ignore_previous_hosts == Some(false) {
         let problem = "retries go to endpoints that were not tried first in this version";
         let fix = "keep it for a version that does it, or remove it";
-        let issue = FieldIssue::new("retryIgnorePreviousHosts", problem, fix);
+        let issue =
+            FieldIssue::new("retryIgnorePreviousHosts", problem, fix).with_code(Code::IgnoredField);
         rule.warning("retries", issue);
     }
     let default = istio_default();
@@ -238,7 +243,8 @@ fn retries_max(written: i64, field: &str, rule: &mut RuleContext<'_>) -> u32 {
         _ => {
             let problem =
                 format!("{written} is more than {RETRIES_MAX}; a request has {RETRIES_MAX}");
-            let issue = FieldIssue::new("", problem, "write a smaller number");
+            let issue = FieldIssue::new("", problem, "write a smaller number")
+                .with_code(Code::LimitExceeded);
             rule.warning(field, issue);
             RETRIES_MAX
         }

@@ -2,6 +2,7 @@
 //! `corsPolicy` of VirtualServices. A value that the API refuses breaks the rule: without it, the
 //! endpoint would receive preflights that its author wanted the gateway to answer.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::cors::{CorsPolicy as IstioCorsPolicy, HttpCorsFilter};
 use canal_model::policy::gateway_api::HttpRule;
 use canal_model::policy::istio::{StringMatch, VirtualServiceRoute};
@@ -48,7 +49,8 @@ pub(super) fn of_http_route(
     for (name, list) in lists {
         if list.len() > 1 && list.iter().any(|value| value == WILDCARD) {
             let problem = "a wildcard excludes other values";
-            let issue = FieldIssue::new(name, problem, "write only the wildcard, or remove it");
+            let issue = FieldIssue::new(name, problem, "write only the wildcard, or remove it")
+                .with_code(Code::ConflictingFields);
             rule.broken(&field, issue);
         }
     }
@@ -57,7 +59,8 @@ pub(super) fn of_http_route(
         // Gateway API: the wildcard cannot be used with credentials.
         exposed = None;
         let problem = "with allowCredentials the wildcard exposes no header";
-        let issue = FieldIssue::new("exposeHeaders", problem, "name the headers");
+        let issue = FieldIssue::new("exposeHeaders", problem, "name the headers")
+            .with_code(Code::IneffectiveField);
         rule.warning(&field, issue);
     }
     let max_age = match max_age {
@@ -136,7 +139,10 @@ pub(super) fn of_virtual_service(
     let field = "corsPolicy";
     if written.redirect.is_some() || written.direct_response.is_some() {
         let problem = "the policy has no effect on answers of the gateway, as in Istio";
-        rule.warning(field, FieldIssue::new("", problem, "remove it"));
+        rule.warning(
+            field,
+            FieldIssue::new("", problem, "remove it").with_code(Code::IneffectiveField),
+        );
     }
     let dialect = match unmatched_preflights.as_deref() {
         None | Some("UNSPECIFIED" | "FORWARD") => CorsDialect::IstioForward,
@@ -164,7 +170,8 @@ pub(super) fn of_virtual_service(
     }
     if !allow_origin.is_empty() {
         let problem = "the field is deprecated; it holds where allowOrigins is not written";
-        let issue = FieldIssue::new("allowOrigin", problem, "write allowOrigins with exact");
+        let issue = FieldIssue::new("allowOrigin", problem, "write allowOrigins with exact")
+            .with_code(Code::DeprecatedField);
         rule.warning(field, issue);
         if allow_origins.is_empty() {
             let exact = allow_origin.iter().map(|origin| match origin.as_str() {
@@ -243,7 +250,10 @@ fn names_of(written: &[String], name: &str, field: &str, rule: &mut RuleContext<
 fn check_length(length: usize, name: &str, field: &str, rule: &mut RuleContext<'_>) {
     if length > CORS_NAMES_MAX {
         let problem = format!("the list has {length} values, more than {CORS_NAMES_MAX}");
-        rule.broken(field, FieldIssue::new(name, problem, "use fewer"));
+        rule.broken(
+            field,
+            FieldIssue::new(name, problem, "use fewer").with_code(Code::LimitExceeded),
+        );
     }
 }
 

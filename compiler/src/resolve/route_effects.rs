@@ -1,16 +1,16 @@
 //! Resolves all that a rule does with its requests beside its action, for HTTPRoutes, GRPCRoutes and
 //! VirtualServices. Each effect has a file of its own. Start with [`RouteEffects`].
 
-use canal_model::policy::gateway_api::{GrpcRule, HttpRule};
+use canal_model::policy::gateway_api::{BackendRef, GrpcRule, HttpRule};
 use canal_model::policy::istio::VirtualServiceRoute;
-use canal_model::program::{RouteAction, RouteRule};
+use canal_model::program::{BackendTarget, RouteAction, RouteMirror, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_cors::CorsPolicy;
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::RouteFilters;
 
-use super::route_fields::RuleContext;
-use super::{route_attempts, route_cors, route_faults, route_filters};
+use super::route_fields::{FieldIssue, RuleContext};
+use super::{route_attempts, route_cors, route_faults, route_filters, route_mirrors};
 
 /// The effects of one written rule.
 pub(super) struct RouteEffects {
@@ -18,29 +18,43 @@ pub(super) struct RouteEffects {
     attempts: Option<Box<AttemptPolicy>>,
     faults: Option<FaultPolicy>,
     cors: Option<Box<CorsPolicy>>,
+    mirrors: Vec<RouteMirror>,
 }
 
 impl RouteEffects {
-    pub(super) fn of_http_route(written: &HttpRule, rule: &mut RuleContext<'_>) -> Self {
+    /// `resolve` finds the Service of a mirror.
+    pub(super) fn of_http_route(
+        written: &HttpRule,
+        resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
+        rule: &mut RuleContext<'_>,
+    ) -> Self {
         Self {
             filters: route_filters::of_http_route(&written.filters, &written.matches, rule),
             attempts: route_attempts::of_http_route(written, rule),
             // Gateway API has no faults.
             faults: None,
             cors: route_cors::of_http_route(written, rule),
+            mirrors: route_mirrors::of_http_route(written, resolve, rule),
         }
     }
 
-    pub(super) fn of_grpc_route(written: &GrpcRule, rule: &mut RuleContext<'_>) -> Self {
+    /// `resolve` finds the Service of a mirror.
+    pub(super) fn of_grpc_route(
+        written: &GrpcRule,
+        resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
+        rule: &mut RuleContext<'_>,
+    ) -> Self {
         Self {
             filters: route_filters::of_grpc_route(&written.filters, rule),
             // Gateway API has no timeouts and retries of GRPCRoutes, no faults and no CORS.
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: route_mirrors::of_grpc_route(written, resolve, rule),
         }
     }
 
+    /// Its mirrors depend on the port: see [`RouteEffects::set_mirrors`].
     pub(super) fn of_virtual_service(
         written: &VirtualServiceRoute,
         rule: &mut RuleContext<'_>,
@@ -50,12 +64,20 @@ impl RouteEffects {
             attempts: route_attempts::of_virtual_service(written, rule),
             faults: route_faults::of_virtual_service(written, rule),
             cors: route_cors::of_virtual_service(written, rule),
+            mirrors: Vec::new(),
         }
     }
 
-    /// Returns the action, unless the effects cannot be had with it.
-    pub(super) fn guard(&self, action: RouteAction, rule: &mut RuleContext<'_>) -> RouteAction {
-        route_filters::guard(self.filters.as_deref(), action, rule)
+    pub(super) fn set_mirrors(&mut self, mirrors: Vec<RouteMirror>) {
+        self.mirrors = mirrors;
+    }
+
+    /// Returns the action, unless the effects cannot be had with it. Leaves out mirrors that cannot
+    /// be had with the other effects.
+    pub(super) fn guard(&mut self, action: RouteAction, rule: &mut RuleContext<'_>) -> RouteAction {
+        let filters = self.filters.as_deref();
+        route_mirrors::guard(&mut self.mirrors, filters, rule);
+        route_filters::guard(filters, action, rule)
     }
 
     /// Sets the effects of a rule, as far as its action has them.
@@ -64,5 +86,6 @@ impl RouteEffects {
         rule.attempts = route_attempts::of_action(self.attempts.as_deref(), &rule.action);
         rule.faults = route_faults::of_action(self.faults, &rule.action);
         rule.cors = route_cors::of_action(self.cors.as_deref(), &rule.action);
+        rule.mirrors = route_mirrors::of_action(&self.mirrors, &rule.action);
     }
 }

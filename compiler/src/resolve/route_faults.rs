@@ -1,6 +1,7 @@
 //! Resolves the faults that a VirtualService's rule injects. A fault that cannot be injected as
 //! written breaks its rule: an abort that is left out would let requests through.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::faults::{HttpFaultAbort, HttpFaultDelay, HttpFaultInjection, Percent};
 use canal_model::policy::istio::VirtualServiceRoute;
 use canal_model::program::RouteAction;
@@ -38,7 +39,10 @@ pub(super) fn of_virtual_service(
     let HttpFaultInjection { delay, abort } = written.fault.as_ref()?;
     if written.redirect.is_some() || written.direct_response.is_some() {
         let problem = "the rule answers requests itself, so it cannot have a fault too";
-        rule.broken("fault", FieldIssue::new("", problem, "remove one of them"));
+        rule.broken(
+            "fault",
+            FieldIssue::new("", problem, "remove one of them").with_code(Code::ConflictingActions),
+        );
     }
     let delay = delay.as_ref();
     let abort = abort.as_ref();
@@ -57,7 +61,8 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
     } = written;
     let Some(time) = fixed_delay else {
         let problem = "without fixedDelay no request is delayed";
-        let issue = FieldIssue::new("", problem, "write a time, as in fixedDelay: 5s");
+        let issue = FieldIssue::new("", problem, "write a time, as in fixedDelay: 5s")
+            .with_code(Code::IneffectiveField);
         rule.warning("fault.delay", issue);
         return None;
     };
@@ -72,7 +77,10 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
             }
             Some(fraction) => {
                 let problem = "the field is deprecated; it holds where percentage is not written";
-                rule.warning("fault.delay.percent", FieldIssue::new("", problem, fix));
+                rule.warning(
+                    "fault.delay.percent",
+                    FieldIssue::new("", problem, fix).with_code(Code::DeprecatedField),
+                );
                 if percentage.is_none() {
                     return drawn(fraction).map(|fraction| FaultDelay {
                         time: time.0,
@@ -98,7 +106,8 @@ fn of_abort(written: &HttpFaultAbort, rule: &mut RuleContext<'_>) -> Option<Faul
     let status = match (http_status, grpc_status) {
         (None, None) => {
             let problem = "without a status no request is aborted";
-            let issue = FieldIssue::new("", problem, "write httpStatus or grpcStatus");
+            let issue = FieldIssue::new("", problem, "write httpStatus or grpcStatus")
+                .with_code(Code::IneffectiveField);
             rule.warning("fault.abort", issue);
             return None;
         }
@@ -123,7 +132,8 @@ fn of_abort(written: &HttpFaultAbort, rule: &mut RuleContext<'_>) -> Option<Faul
         },
         (Some(_), Some(_)) => {
             let problem = "httpStatus and grpcStatus exclude each other";
-            let issue = FieldIssue::new("", problem, "write one of them");
+            let issue = FieldIssue::new("", problem, "write one of them")
+                .with_code(Code::ConflictingFields);
             rule.broken("fault.abort", issue);
             return None;
         }
@@ -145,7 +155,8 @@ fn part_of_requests(
             "",
             problem,
             "write percentage, as in percentage: {value: 100}",
-        );
+        )
+        .with_code(Code::IneffectiveField);
         rule.warning(field, issue);
         return None;
     };

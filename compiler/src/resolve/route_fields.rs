@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::policy::gateway_api::ParentRef;
@@ -30,6 +31,7 @@ pub(crate) const STATUS_BROKEN_GRPC: u16 = 503;
 /// A problem with a part of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FieldIssue {
+    pub(crate) code: Code,
     /// Field relative to the part's own field; may be empty.
     pub(crate) field: String,
     pub(crate) problem: String,
@@ -43,10 +45,16 @@ impl FieldIssue {
         fix: impl Into<String>,
     ) -> Self {
         Self {
+            code: Code::InvalidValue,
             field: field.into(),
             problem: problem.into(),
             fix: fix.into(),
         }
+    }
+
+    /// Returns the issue with a code that says more than that a value is not valid.
+    pub(crate) fn with_code(self, code: Code) -> Self {
+        Self { code, ..self }
     }
 }
 
@@ -57,16 +65,17 @@ pub(crate) fn parent_service(
     own: &Namespace,
     written: &ParentRef,
 ) -> Result<ServiceKey, FieldIssue> {
+    // Istio accepts `core` as another name of the core group, which Kubernetes writes as empty
+    // text.
     if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
         let problem = format!(
             "a route of this kind cannot attach to {} ({}) in this version",
             written.kind, written.group
         );
-        return Err(FieldIssue::new(
-            "kind",
-            problem,
-            "write group: \"\" and kind: Service",
-        ));
+        return Err(
+            FieldIssue::new("kind", problem, "write group: \"\" and kind: Service")
+                .with_code(Code::UnsupportedParent),
+        );
     }
     let namespace = written.namespace.as_ref().unwrap_or(own);
     if namespace != own {
@@ -76,7 +85,7 @@ pub(crate) fn parent_service(
         let fix = format!(
             "move the route to the Service's namespace {namespace}; it then applies to all clients"
         );
-        return Err(FieldIssue::new("namespace", problem, fix));
+        return Err(FieldIssue::new("namespace", problem, fix).with_code(Code::OtherNamespace));
     }
     Ok(ServiceKey {
         tenant: tenant.clone(),
@@ -147,14 +156,24 @@ impl RuleContext<'_> {
         let field = self.field_path(field, &complaint.field);
         self.broken
             .get_or_insert_with(|| format!("{field}: {}", complaint.problem));
-        self.report
-            .error(self.document, field, complaint.problem, complaint.fix);
+        self.report.error(
+            complaint.code,
+            self.document,
+            field,
+            complaint.problem,
+            complaint.fix,
+        );
     }
 
     pub(crate) fn warning(&mut self, field: &str, complaint: FieldIssue) {
         let field = self.field_path(field, &complaint.field);
-        self.report
-            .warning(self.document, field, complaint.problem, complaint.fix);
+        self.report.warning(
+            complaint.code,
+            self.document,
+            field,
+            complaint.problem,
+            complaint.fix,
+        );
     }
 
     /// Warns about a path that is not in normalized form. It matches nothing, because requests'
@@ -177,7 +196,8 @@ impl RuleContext<'_> {
                     "",
                     problem,
                     "write it as clients send it, with upper-case %-escapes",
-                ),
+                )
+                .with_code(Code::UnmatchablePath),
             );
         } else if normal_path(&sample).as_ref() != Some(&sample) {
             let problem = "no request has such a path: paths are compared in their normal form";
@@ -187,7 +207,8 @@ impl RuleContext<'_> {
                     "",
                     problem,
                     "write it without //, and %-escape only what needs it, in upper case",
-                ),
+                )
+                .with_code(Code::UnmatchablePath),
             );
         }
     }
@@ -206,6 +227,7 @@ impl RuleContext<'_> {
         let pattern = pattern::without_quotes(written);
         let one = pattern::cost(&pattern).map_err(|problem| {
             FieldIssue::new("", problem, "use RE2 syntax; the whole text must match")
+                .with_code(Code::InvalidRegex)
         })?;
         let needed = one.saturating_mul(self.regexes.copies);
         if needed > self.regexes.bytes_left {
@@ -217,7 +239,8 @@ impl RuleContext<'_> {
                 "",
                 problem,
                 "use prefixes, or fewer and shorter expressions",
-            ));
+            )
+            .with_code(Code::RegexMemoryExceeded));
         }
         self.regexes.bytes_left -= needed;
         self.regexes.charge_gateways(one);
@@ -240,7 +263,8 @@ impl RuleContext<'_> {
             "weight",
             format!("{weight} is more than {WEIGHT_MAX}"),
             "use smaller shares",
-        );
+        )
+        .with_code(Code::LimitExceeded);
         Backend {
             weight: WEIGHT_MAX,
             target: self.refused_backend(field, complaint),
@@ -250,8 +274,13 @@ impl RuleContext<'_> {
     pub(crate) fn refused_backend(&mut self, field: &str, complaint: FieldIssue) -> BackendTarget {
         let field = self.field_path(field, &complaint.field);
         let reason = format!("{field}: {}", complaint.problem);
-        self.report
-            .error(self.document, field, complaint.problem, complaint.fix);
+        self.report.error(
+            complaint.code,
+            self.document,
+            field,
+            complaint.problem,
+            complaint.fix,
+        );
         BackendTarget::Refuse {
             status: self.refusal_status,
             reason,
@@ -274,14 +303,18 @@ impl RuleContext<'_> {
         if backends.is_empty() && self.broken.is_none() {
             let status = self.refusal_status;
             let problem = format!("the rule has no backend, so it answers {status}");
-            let issue = FieldIssue::new("", problem, "name a Service to send requests to");
+            let issue = FieldIssue::new("", problem, "name a Service to send requests to")
+                .with_code(Code::RuleWithoutBackend);
             self.broken(field, issue);
         } else if backends.len() > BACKENDS_PER_RULE_MAX {
             let problem = format!(
                 "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}",
                 backends.len()
             );
-            self.broken(field, FieldIssue::new("", problem, "use fewer backends"));
+            self.broken(
+                field,
+                FieldIssue::new("", problem, "use fewer backends").with_code(Code::LimitExceeded),
+            );
         }
         if let Some(reason) = &self.broken {
             return RouteAction::Refuse {
@@ -294,7 +327,8 @@ impl RuleContext<'_> {
                 "",
                 "all weights are 0, so the rule answers 503",
                 "give at least one backend a share",
-            );
+            )
+            .with_code(Code::ZeroWeights);
             self.warning(field, complaint);
             return RouteAction::Refuse {
                 status: STATUS_NO_WEIGHT,
@@ -312,7 +346,8 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
             "",
             format!("{:?} does not begin with a slash", short(value)),
             "write an absolute path such as /reviews",
-        ));
+        )
+        .with_code(Code::InvalidPath));
     }
     text(value)?;
     if value.contains(['?', '#']) {
@@ -320,7 +355,8 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
             "",
             format!("{:?} contains more than a path", short(value)),
             "leave out the query; match it by query parameters",
-        ));
+        )
+        .with_code(Code::InvalidPath));
     }
     let bad = value
         .split('/')
@@ -330,7 +366,8 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
             "",
             format!("{:?} has a relative element", short(value)),
             "write the path without . and ..",
-        ));
+        )
+        .with_code(Code::InvalidPath));
     }
     Ok(value.to_owned())
 }
@@ -342,11 +379,10 @@ pub(crate) fn text(value: &str) -> Result<String, FieldIssue> {
             "the text has {} bytes, more than {TEXT_BYTES_MAX}",
             value.len()
         );
-        return Err(FieldIssue::new(
-            "",
-            problem,
-            "use a shorter text or a regular expression",
-        ));
+        return Err(
+            FieldIssue::new("", problem, "use a shorter text or a regular expression")
+                .with_code(Code::LimitExceeded),
+        );
     }
     if value.bytes().any(|c| c < b' ' || c == 0x7f) {
         return Err(FieldIssue::new(
@@ -392,7 +428,10 @@ pub(crate) fn conditions(
             "the match has {} conditions here, more than {CONDITIONS_PER_MATCH_MAX}",
             written.len()
         );
-        rule.broken(field, FieldIssue::new("", problem, "use fewer conditions"));
+        rule.broken(
+            field,
+            FieldIssue::new("", problem, "use fewer conditions").with_code(Code::LimitExceeded),
+        );
         return Vec::new();
     }
     let mut seen = BTreeSet::new();
@@ -411,7 +450,11 @@ pub(crate) fn conditions(
             (Ok(name), Ok(_)) => {
                 let problem =
                     format!("{name:?} is compared twice; only the first condition counts");
-                rule.warning(&field, FieldIssue::new("", problem, "remove one of them"));
+                rule.warning(
+                    &field,
+                    FieldIssue::new("", problem, "remove one of them")
+                        .with_code(Code::DuplicateCondition),
+                );
             }
             (Err(complaint), _) | (_, Err(complaint)) => rule.broken(&field, complaint),
         }

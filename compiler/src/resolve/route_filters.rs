@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{
     GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter,
     HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
@@ -52,7 +53,8 @@ pub(super) fn of_http_route(
             let problem = format!("the rule has a second filter of type {}", filter.kind);
             rule.broken(
                 &field,
-                FieldIssue::new("type", problem, "write all changes in one filter"),
+                FieldIssue::new("type", problem, "write all changes in one filter")
+                    .with_code(Code::UnsupportedFilter),
             );
             continue;
         }
@@ -63,6 +65,7 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         } = filter;
         match (
             kind.as_str(),
@@ -71,33 +74,35 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None, None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None, None, None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None, None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite), None, None) => {
+            ("URLRewrite", None, None, Some(rewrite), None, None, None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
-            // The source warns that no copy is sent; the request itself is served.
-            ("RequestMirror", None, None, None, None, None) => {}
+            // A copy of the request; `route_mirrors` resolves it.
+            ("RequestMirror", None, None, None, None, None, Some(_)) => {}
             // An answer of the gateway; `route_answers` resolves it.
-            ("RequestRedirect", None, None, None, Some(_), None) => {}
+            ("RequestRedirect", None, None, None, Some(_), None, None) => {}
             // The answer to preflights; `route_cors` resolves it.
-            ("CORS", None, None, None, None, Some(_)) => {}
+            ("CORS", None, None, None, None, Some(_), None) => {}
             // The source reports the field of these filters too.
             ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
                     &field,
-                    FieldIssue::new("type", problem, "remove the filter"),
+                    FieldIssue::new("type", problem, "remove the filter")
+                        .with_code(Code::UnsupportedFilter),
                 );
             }
             _ => {
@@ -110,7 +115,8 @@ pub(super) fn of_http_route(
                         "type",
                         problem,
                         "set the one field of the type, as in type: URLRewrite with urlRewrite",
-                    ),
+                    )
+                    .with_code(Code::UnsupportedFilter),
                 );
             }
         }
@@ -128,11 +134,13 @@ pub(super) fn of_grpc_route(
             kind,
             request_header_modifier,
             response_header_modifier,
+            request_mirror,
         } = filter;
         HttpRouteFilter {
             kind: kind.clone(),
             request_header_modifier: request_header_modifier.clone(),
             response_header_modifier: response_header_modifier.clone(),
+            request_mirror: request_mirror.clone(),
             ..HttpRouteFilter::default()
         }
     });
@@ -169,7 +177,10 @@ pub(super) fn of_virtual_service(
             if written.matches.iter().any(ignores_case) {
                 let problem = "rewriting a prefix that is matched without case is not supported in this version";
                 let fix = "remove ignoreUriCase, or write the prefixes one by one";
-                rule.broken("rewrite.uri", FieldIssue::new("", problem, fix));
+                rule.broken(
+                    "rewrite.uri",
+                    FieldIssue::new("", problem, fix).with_code(Code::UnsupportedFilter),
+                );
             }
             match sent_path(uri) {
                 Ok(uri) => filters.rewrite.path = Some(PathRewrite::Prefix(uri)),
@@ -205,9 +216,7 @@ pub(super) fn guard(
     action: RouteAction,
     rule: &mut RuleContext<'_>,
 ) -> RouteAction {
-    let changes_requests = filters.is_some_and(|filters| {
-        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
-    });
+    let changes_requests = changes_requests(filters);
     let RouteAction::Split(mut backends) = action else {
         return action;
     };
@@ -223,10 +232,18 @@ pub(super) fn guard(
             "the rule changes requests, so it cannot send them to namespace {}, whose policies authorize them unchanged",
             service.namespace
         );
-        let issue = FieldIssue::new("", problem, "change them in a route of that namespace");
+        let issue = FieldIssue::new("", problem, "change them in a route of that namespace")
+            .with_code(Code::ChangedAcrossNamespaces);
         backend.target = rule.refused_backend("", issue);
     }
     RouteAction::Split(backends)
+}
+
+/// Returns whether the filters change requests.
+pub(super) fn changes_requests(filters: Option<&RouteFilters>) -> bool {
+    filters.is_some_and(|filters| {
+        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
+    })
 }
 
 fn boxed(filters: RouteFilters) -> Option<Box<RouteFilters>> {
@@ -324,7 +341,7 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
         let checked = if self.count > HEADER_CHANGES_PER_RULE_MAX {
             let problem =
                 format!("the filter changes more than {HEADER_CHANGES_PER_RULE_MAX} headers");
-            Err(FieldIssue::new("", problem, "change fewer headers"))
+            Err(FieldIssue::new("", problem, "change fewer headers").with_code(Code::LimitExceeded))
         } else {
             header_name(name).and_then(|name| {
                 // Applications that cannot tell `_` from `-` read the one as the other.
@@ -335,7 +352,8 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
                 {
                     let problem =
                         format!("the gateway sets {name} itself, so a route cannot change it");
-                    Err(FieldIssue::new("", problem, "remove the entry"))
+                    Err(FieldIssue::new("", problem, "remove the entry")
+                        .with_code(Code::ProtectedHeader))
                 } else {
                     Ok(name)
                 }
@@ -352,7 +370,7 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
                     "",
                     "variables such as %DOWNSTREAM_REMOTE_ADDRESS% are not supported in this version",
                     "write a fixed value without %",
-                ))
+                ).with_code(Code::UnsupportedFilter))
             } else {
                 Ok(value)
             }
@@ -438,7 +456,7 @@ pub(super) fn of_path_modifier(
                     "type",
                     "ReplacePrefixMatch needs a rule with exactly one match, of type PathPrefix",
                     "split the rule, or use ReplaceFullPath",
-                ));
+                ).with_code(Code::UnsupportedFilter));
             }
             // An empty text removes the prefix.
             let absolute = if prefix.starts_with('/') {
@@ -452,7 +470,7 @@ pub(super) fn of_path_modifier(
             "type",
             format!("the type is {kind:?}, and the field of that type is not the one that is set"),
             "write ReplaceFullPath with replaceFullPath, or ReplacePrefixMatch with replacePrefixMatch",
-        )),
+        ).with_code(Code::UnsupportedFilter)),
     }
 }
 
@@ -466,7 +484,8 @@ pub(super) fn sent_path(written: &str) -> Result<String, FieldIssue> {
                 "",
                 "a path has no spaces, and no characters beyond ASCII",
                 "write them as %-escapes, with digits in capitals",
-            ))
+            )
+            .with_code(Code::InvalidPath))
         }
     })
 }
@@ -491,7 +510,8 @@ pub(super) fn rewritten_host(
                     "",
                     format!("{written:?} is not a host name"),
                     "write a name such as reviews.example.com",
-                ),
+                )
+                .with_code(Code::InvalidHostname),
             );
             None
         }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
 use canal_model::policy::gateway_api::{GrpcRule, HttpRule, ParentRef};
 use canal_model::policy::{Document, Metadata, ObjectKind};
@@ -132,7 +133,13 @@ pub(super) fn yield_to_grpc(
                 parent.service.name
             );
             let fix = "name other ports, or write everything in GRPCRoutes";
-            report.warning(route.document, "spec.parentRefs", problem, fix);
+            report.warning(
+                Code::RouteConflict,
+                route.document,
+                "spec.parentRefs",
+                problem,
+                fix,
+            );
             parents.extend(kept.into_iter().map(|port| {
                 let service = parent.service.clone();
                 let port = Some(port);

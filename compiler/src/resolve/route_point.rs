@@ -2,6 +2,7 @@
 //! matches hold there, for which ports, and in which order.
 
 use canal_attachment::{MESH, gateway_name};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::Document;
 use canal_model::policy::istio::{HttpMatchRequest, VirtualService};
@@ -144,7 +145,8 @@ impl<'a> RoutePoint<'a> {
                 ),
             };
             let fix = "correct the port or remove the match";
-            rule.warning(field, FieldIssue::new("port", problem, fix));
+            let issue = FieldIssue::new("port", problem, fix).with_code(Code::MatchNeverApplies);
+            rule.warning(field, issue);
             return Err(NeverMatches);
         }
         if self.gateway.is_none() {
@@ -153,7 +155,8 @@ impl<'a> RoutePoint<'a> {
         if self.ports.len() > 1 {
             let problem = "a port of a Gateway that serves the object's hosts at several ports cannot be matched in this version";
             let fix = "write a Gateway and a VirtualService for each port";
-            rule.broken(field, FieldIssue::new("port", problem, fix));
+            let issue = FieldIssue::new("port", problem, fix).with_code(Code::UnsupportedField);
+            rule.broken(field, issue);
         }
         Ok(None)
     }

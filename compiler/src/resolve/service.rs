@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
 use canal_model::policy::kubernetes::{
     self, ClusterIp, POLICY_PATHS_ANNOTATION, ServiceType, SessionAffinity, Transport,
@@ -36,6 +37,7 @@ pub(crate) fn resolve(
         // With dots, the short name could be `name.namespace` of another Service.
         if !key.name.is_label() {
             report.error(
+                Code::InvalidServiceName,
                 service.document,
                 "metadata.name",
                 format!(
@@ -48,6 +50,7 @@ pub(crate) fn resolve(
         }
         if service.object.spec.kind == ServiceType::ExternalName {
             report.warning(
+                Code::UnsupportedServiceType,
                 service.document,
                 "spec.type",
                 "names outside the mesh are not supported in this version; routes to the Service answer 500",
@@ -58,6 +61,7 @@ pub(crate) fn resolve(
         let Some(id) = input.service_ids.get(&key).copied() else {
             let problem = "all 16,777,215 service IDs are taken, so the service has none";
             report.error(
+                Code::ServiceIdsExhausted,
                 service.document,
                 "",
                 problem,
@@ -131,6 +135,7 @@ fn annotated<T>(
         Some(text) if text != unset.0 => {
             let fix = format!("write {}, or {}", other.0, unset.0);
             report.warning(
+                Code::InvalidAnnotation,
                 service.document,
                 format!("metadata.annotations[{annotation:?}]"),
                 format!("{text:?} {problem}"),
@@ -170,6 +175,7 @@ fn vips(
             Ok(()) if vips.contains(address) => {}
             Ok(()) => vips.push(*address),
             Err(problem) => report.error(
+                Code::AddressConflict,
                 service.document,
                 place,
                 problem,
@@ -185,6 +191,7 @@ fn vips(
     if is_unset && service.fault("spec.clusterIP").is_none() {
         let fix = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
         report.warning(
+            Code::ServiceWithoutAddress,
             service.document,
             "spec.clusterIPs",
             "the service has no address, so no client can dial it",
@@ -209,6 +216,7 @@ fn ports(
     let spec = &service.object.spec;
     if spec.session_affinity == SessionAffinity::ClientIP {
         report.warning(
+                Code::IgnoredField,
             service.document,
             "spec.sessionAffinity",
             "session affinity is not supported in this version; a client's connections are balanced like others",
@@ -224,7 +232,7 @@ fn ports(
             "the service has {} ports, more than {PORTS_PER_SERVICE_MAX}",
             spec.ports.len()
         );
-        report.error(service.document, "spec.ports", problem, "split the service");
+        report.refuse_excess(service.document, "spec.ports", problem, "split the service");
         return Vec::new();
     }
     let mut seen = BTreeSet::new();
@@ -241,6 +249,7 @@ fn ports(
                 written.port
             );
             report.warning(
+                Code::PortNotCarried,
                 service.document,
                 format!("{field}.protocol"),
                 problem,
@@ -250,6 +259,7 @@ fn ports(
         }
         if !seen.insert(written.port) {
             report.error(
+                Code::DuplicatePort,
                 service.document,
                 format!("{field}.port"),
                 format!("port {} is given twice", written.port),
@@ -266,6 +276,7 @@ fn ports(
                     "{protocol_name:?} is an unknown protocol; a connection's first bytes decide"
                 );
                 report.warning(
+                    Code::UnknownAppProtocol,
                     service.document,
                     format!("{field}.appProtocol"),
                     problem,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::istio::DestinationRule;
 use canal_model::program::{Labels, Service};
@@ -27,6 +28,7 @@ pub(crate) fn resolve(
             names::service(tenant, namespace, host).filter(|key| services.contains_key(key))
         else {
             report.error(
+                Code::UnresolvedHost,
                 rule.document,
                 "spec.host",
                 format!("{host:?} is not a service of this tenant"),
@@ -40,6 +42,7 @@ pub(crate) fn resolve(
                 service.namespace, service.name
             );
             report.error(
+                Code::OtherNamespace,
                 rule.document,
                 "spec.host",
                 problem,
@@ -60,6 +63,7 @@ pub(crate) fn resolve(
             // A subset with a fault is broken below, and its fault has been reported.
             if subset.name.is_empty() && rule.fault(&field).is_none() {
                 report.error(
+                    Code::MissingField,
                     rule.document,
                     format!("{field}.name"),
                     "the subset has no name",
@@ -71,6 +75,7 @@ pub(crate) fn resolve(
                     subset.name
                 );
                 report.error(
+                    Code::DuplicateSubset,
                     rule.document,
                     format!("{field}.name"),
                     problem,

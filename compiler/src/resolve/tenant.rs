@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::identity::{COMPONENTS, SYSTEM_NAMESPACE};
 use canal_model::ids::TenantName;
 use canal_model::policy::canal::{self, KeyFallback, KeysSpec};
@@ -29,6 +30,7 @@ pub(crate) fn resolve(
     let pod_cidrs = ranges(tenant, "podCidrs", &spec.pod_cidrs, report);
     if pod_cidrs.is_empty() {
         report.error(
+            Code::MissingRange,
             tenant.document,
             "spec.podCidrs",
             "the tenant has no range for its pods",
@@ -40,6 +42,7 @@ pub(crate) fn resolve(
         if let Some(pods) = pod_cidrs.iter().find(|pods| overlap(pods, net)) {
             let problem = format!("{net} overlaps the pods' range {pods}");
             report.error(
+                Code::OverlappingRanges,
                 tenant.document,
                 format!("spec.serviceCidrs[{at}]"),
                 problem,
@@ -53,6 +56,7 @@ pub(crate) fn resolve(
             "VNI {TIER_VNI} is reserved for traffic between edges and gateways; the tenant is not served"
         );
         report.error(
+            Code::ReservedName,
             tenant.document,
             "spec.vni",
             problem,
@@ -86,6 +90,7 @@ fn own_object<'s, 'o>(
             own = Some(tenant);
         } else {
             report.error(
+                Code::OtherTenant,
                 tenant.document,
                 "metadata.name",
                 format!("this is the configuration of tenant {name}"),
@@ -98,6 +103,7 @@ fn own_object<'s, 'o>(
             "write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}"
         );
         report.general(
+            Code::MissingTenant,
             format!("tenant {name} has no Tenant object, so it is not served"),
             fix,
         );
@@ -118,6 +124,7 @@ fn has_own_names(
         let problem =
             format!("{SYSTEM_NAMESPACE} is reserved for the provider; the tenant is not served");
         report.error(
+            Code::ReservedName,
             tenant.document,
             "metadata.name",
             problem,
@@ -130,6 +137,7 @@ fn has_own_names(
             "{COMPONENTS} is the trust domain of Canal's components; the tenant is not served"
         );
         report.error(
+            Code::ReservedName,
             tenant.document,
             "spec.trustDomain",
             problem,
@@ -168,8 +176,9 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
     let written = &tenant.object.spec.resolvers;
     let mut good = Vec::new();
     for (at, ip) in written.iter().map(IpAddr::to_canonical).enumerate() {
-        let (problem, fix) = if at >= RESOLVERS_MAX {
+        let (code, problem, fix) = if at >= RESOLVERS_MAX {
             (
+                Code::LimitExceeded,
                 format!(
                     "the tenant names {} resolvers, more than {RESOLVERS_MAX}; the rest is left out",
                     written.len()
@@ -178,6 +187,7 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
             )
         } else if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             (
+                Code::ReservedAddress,
                 format!("pods cannot reach resolver {ip} over the network"),
                 "write the resolver's own address",
             )
@@ -186,6 +196,7 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
             continue;
         };
         report.error(
+            code,
             tenant.document,
             format!("spec.resolvers[{at}]"),
             problem,
@@ -212,7 +223,7 @@ fn gateway_ranges(
             "the tenant has {} ranges, more than {GATEWAY_RANGES_MAX}; the rest is left out",
             written.len()
         );
-        report.error(
+        report.refuse_excess(
             tenant.document,
             format!("spec.gatewayCidrs[{GATEWAY_RANGES_MAX}]"),
             problem,
@@ -230,20 +241,21 @@ fn gateway_ranges(
         let overlapped =
             |ranges: &[IpNet]| ranges.iter().find(|other| overlap(other, &net)).copied();
         let apart = "choose ranges that do not overlap";
-        let (problem, fix) = if let Some(reason) = reserved_range(&net) {
+        let (code, problem, fix) = if let Some(reason) = reserved_range(&net) {
             (
+                Code::ReservedAddress,
                 format!("{net} {reason}"),
                 "choose a private range such as 10.101.0.0/16",
             )
         } else if let Some(pods) = overlapped(pods) {
-            (format!("{net} overlaps the pods' range {pods}"), apart)
+            let problem = format!("{net} overlaps the pods' range {pods}");
+            (Code::OverlappingRanges, problem, apart)
         } else if let Some(services) = overlapped(services) {
-            (
-                format!("{net} overlaps the services' range {services}"),
-                apart,
-            )
+            let problem = format!("{net} overlaps the services' range {services}");
+            (Code::OverlappingRanges, problem, apart)
         } else if let Some(other) = overlapped(&good) {
-            (format!("{net} overlaps {other}"), apart)
+            let problem = format!("{net} overlaps {other}");
+            (Code::OverlappingRanges, problem, apart)
         } else if !has_room(&net) {
             let fix = if net.addr().is_ipv4() {
                 "write a prefix length up to 27"
@@ -251,6 +263,7 @@ fn gateway_ranges(
                 "write a prefix length up to 123"
             };
             (
+                Code::RangeTooSmall,
                 format!(
                     "{net} is too small: each AZ gets one eighth of it, which must hold the tier's own service and one more"
                 ),
@@ -261,6 +274,7 @@ fn gateway_ranges(
             continue;
         };
         report.error(
+            code,
             tenant.document,
             format!("spec.gatewayCidrs[{at}]"),
             problem,
@@ -282,6 +296,7 @@ fn ranges(
         match reserved_range(net) {
             Some(reason) => {
                 report.error(
+                    Code::ReservedAddress,
                     tenant.document,
                     format!("spec.{field}[{at}]"),
                     format!("{net} {reason}"),

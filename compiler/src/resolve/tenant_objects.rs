@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
@@ -97,6 +98,7 @@ impl<'a> TenantObjects<'a> {
                 first.origin
             );
             report.error(
+                Code::DuplicateObject,
                 second,
                 "metadata.name",
                 problem,
@@ -114,7 +116,11 @@ impl<'a> TenantObjects<'a> {
                 "the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out",
                 documents.len()
             );
-            report.general(problem, "remove objects or split the tenant");
+            report.general(
+                Code::LimitExceeded,
+                problem,
+                "remove objects or split the tenant",
+            );
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
         let mut corpus = TenantObjects::default();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use canal_model::authorization::REASON_BYTES_MAX;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::{CertificateSpec, Termination as Written};
 use canal_model::program::Service;
@@ -31,7 +32,13 @@ pub(crate) fn resolve(
                 "another Termination already terminates TLS to {}/{}:{port}; that one is used",
                 service.namespace, service.name
             );
-            report.error(sourced.document, "spec.port", problem, "remove one of them");
+            report.error(
+                Code::TargetConflict,
+                sourced.document,
+                "spec.port",
+                problem,
+                "remove one of them",
+            );
             continue;
         }
         let termination = read(sourced, service.clone(), port, key_servers, report);
@@ -56,6 +63,7 @@ fn resolve_port(
             target.kind, target.group
         );
         report.error(
+            Code::UnsupportedTarget,
             sourced.document,
             "spec.targetRef.kind",
             problem,
@@ -71,13 +79,20 @@ fn resolve_port(
     let Some(service) = services.get(&key) else {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
         let fix = "create it, correct the name, or move the Termination into its namespace";
-        report.error(sourced.document, "spec.targetRef.name", problem, fix);
+        report.error(
+            Code::UnresolvedTarget,
+            sourced.document,
+            "spec.targetRef.name",
+            problem,
+            fix,
+        );
         return None;
     };
     // Only TCP ports are in `service.ports`: TLS ends on no other transport.
     let port = spec.port.get();
     if !service.ports.iter().any(|p| p.port == port) {
         report.error(
+            Code::UnresolvedTarget,
             sourced.document,
             "spec.port",
             format!("the Service has no TCP port {port}"),
@@ -102,9 +117,9 @@ fn read(
         .iter()
         .find(|f| f.field.starts_with("spec"))
         .map(|f| format!("{}: {}", f.field, f.problem));
-    let mut breaks = |field: &str, problem: String, fix: &str| {
+    let mut breaks = |code: Code, field: &str, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
-        report.error(sourced.document, field, problem, fix);
+        report.error(code, sourced.document, field, problem, fix);
     };
     // A broken Termination refuses every connection, so any certificate may stand for a wrong one.
     let certificate = match &spec.certificate {
@@ -118,6 +133,7 @@ fn read(
         } => {
             if !key_servers.iter().any(|server| server.name == *name) {
                 breaks(
+                    Code::UnresolvedKeyServer,
                     "spec.certificate.keyServer",
                     format!("no valid KeyServer {name} exists"),
                     "create it or correct the name",
@@ -132,6 +148,7 @@ fn read(
             // A certificate that could not be parsed has a diagnostic already.
             if sourced.fault("spec.certificate").is_none() {
                 breaks(
+                    Code::InvalidTermination,
                     "spec.certificate",
                     "the Termination names no certificate".into(),
                     "write mesh: {} or keyServer: NAME",
@@ -144,6 +161,7 @@ fn read(
             key_server: Some(_),
         } => {
             breaks(
+                Code::InvalidTermination,
                 "spec.certificate",
                 "the Termination names two certificates".into(),
                 "write mesh: {} or keyServer: NAME",

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::ObjectKey;
 use canal_model::policy::canal::{self, DefaultThrottle, ThrottleRate};
@@ -48,6 +49,7 @@ pub(crate) fn resolve(
         for throttle in declared {
             let problem = "the tenant is not on the cloud tier, so nothing is throttled";
             report.error(
+                Code::NotOnCloudTier,
                 throttle.document,
                 "",
                 problem,
@@ -61,7 +63,7 @@ pub(crate) fn resolve(
             "the tenant has {} throttles, more than {THROTTLES_PER_TENANT_MAX}; from this one on they are left out",
             declared.len()
         );
-        report.error(first.document, "", problem, "remove throttles");
+        report.refuse_excess(first.document, "", problem, "remove throttles");
     }
     let mut throttles: BTreeMap<Option<ServiceKey>, (ObjectKey, Throttle)> = BTreeMap::new();
     for object in declared.iter().take(THROTTLES_PER_TENANT_MAX) {
@@ -72,6 +74,7 @@ pub(crate) fn resolve(
         if let Some((older, _)) = throttles.get(&throttle.service) {
             let problem = format!("{older} already limits the same target; that one is used");
             report.error(
+                Code::TargetConflict,
                 object.document,
                 "spec.targetRef",
                 problem,
@@ -144,6 +147,7 @@ fn read(
     if spec.sessions.is_none() && spec.packets.is_none() && spec.requests.is_none() {
         if sourced.fault("spec").is_none() {
             report.error(
+                Code::EmptyThrottle,
                 sourced.document,
                 "spec",
                 "the Throttle limits nothing",
@@ -180,6 +184,7 @@ fn target<'s>(
             target.kind, target.group
         );
         report.error(
+            Code::UnsupportedTarget,
             sourced.document,
             "spec.targetRef.kind",
             problem,
@@ -196,6 +201,7 @@ fn target<'s>(
     if found.is_none() {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
         report.error(
+            Code::UnresolvedTarget,
             sourced.document,
             "spec.targetRef.name",
             problem,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{AzName, ServiceKey};
 use canal_model::policy::canal::HOME_AZ_ANNOTATION;
 use canal_model::program::{Service, Tenant, UpstreamPool};
@@ -23,20 +24,19 @@ pub(crate) fn resolve(
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, AzName> {
     let on_tier = tenant.filter(|tenant| !tenant.gateway_cidrs.is_empty());
-    let of_tenant = corpus.tenants.iter().filter(|sourced| {
+    let mut of_tenant = corpus.tenants.iter().filter(|sourced| {
         tenant.is_some_and(|t| t.name.as_str() == sourced.object.metadata.name.as_str())
     });
-    let own = of_tenant.clone().next();
+    // Of several Tenants of this name the last counts, as in `tenant::own_object`.
+    let own = of_tenant.next_back();
     if on_tier.is_some() && own.is_some_and(|own| has_tier_service(&own.object.spec)) {
         add_own(input, corpus, services, report);
     }
-    let requested = of_tenant
-        .clone()
-        .next()
-        .and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
+    let requested = own.and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
     if let (Some((sourced, _)), None) = (&requested, on_tier) {
         let problem = "the tenant is not on the cloud tier, so its services have no home AZ";
         report.warning(
+            Code::NotOnCloudTier,
             sourced.document,
             "spec.homeAz",
             problem,
@@ -60,11 +60,18 @@ pub(crate) fn resolve(
             name: metadata.name.clone(),
         };
         match AzName::new(written) {
-            Err(error) => report.error(service.document, field, error.problem(), error.fix()),
+            Err(error) => report.error(
+                Code::InvalidAnnotation,
+                service.document,
+                field,
+                error.problem(),
+                error.fix(),
+            ),
             Ok(_) if on_tier.is_none() => {
                 let problem =
                     "the tenant is not on the cloud tier, so its services have no home AZ";
                 report.warning(
+                    Code::NotOnCloudTier,
                     service.document,
                     field,
                     problem,
@@ -96,6 +103,7 @@ fn add_own(
                 key.namespace, key.name
             );
             report.error(
+                Code::ReservedServiceName,
                 sourced.document,
                 "metadata.name",
                 problem,
@@ -105,6 +113,7 @@ fn add_own(
     }
     let Some(id) = input.service_ids.get(&key).copied() else {
         report.general(
+            Code::ServiceIdsExhausted,
             format!("the tier's own service {key} has no service ID, so pods cannot be dialled"),
             "remove services that are not needed",
         );

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::identity::{COMPONENTS, Identity, SYSTEM_NAMESPACE, gateway_identity};
 use canal_model::ids::{NodeName, ObjectName, TenantName, TrustDomain};
 use canal_model::policy::canal;
@@ -31,6 +32,7 @@ pub(crate) fn federations(
         if *other == tenant.name || other.as_str() == SYSTEM_NAMESPACE {
             let problem = format!("{other} is not a tenant to federate with");
             report.error(
+                Code::InvalidFederation,
                 sourced.document,
                 "spec.tenant",
                 problem,
@@ -39,6 +41,7 @@ pub(crate) fn federations(
         } else if *trust_domain == tenant.trust_domain || trust_domain.as_str() == COMPONENTS {
             let problem = format!("{trust_domain} is not another tenant's trust domain");
             report.error(
+                Code::InvalidFederation,
                 sourced.document,
                 "spec.trustDomain",
                 problem,
@@ -48,7 +51,7 @@ pub(crate) fn federations(
             let problem = format!(
                 "the tenant federates with more than {FEDERATIONS_PER_TENANT_MAX} others; this one is left out"
             );
-            report.error(sourced.document, "", problem, "remove federations");
+            report.refuse_excess(sourced.document, "", problem, "remove federations");
         } else {
             all.insert((other.clone(), trust_domain.clone()));
         }
@@ -72,6 +75,7 @@ pub(crate) fn key_servers(
             let problem =
                 format!("there is a KeyServer {name} already; namespaces do not distinguish them");
             report.error(
+                Code::DuplicateObject,
                 sourced.document,
                 "metadata.name",
                 problem,
@@ -81,10 +85,11 @@ pub(crate) fn key_servers(
             let problem = format!(
                 "the tenant has more than {KEY_SERVERS_PER_TENANT_MAX} key servers; this one is left out"
             );
-            report.error(sourced.document, "", problem, "remove key servers");
+            report.refuse_excess(sourced.document, "", problem, "remove key servers");
         } else if addresses.is_empty() && sourced.fault("spec.addresses").is_none() {
             // A field that could not be decoded is reported already.
             report.error(
+                Code::InvalidKeyServer,
                 sourced.document,
                 "spec.addresses",
                 "the key server has no address",
@@ -95,7 +100,13 @@ pub(crate) fn key_servers(
                 "it has {} addresses, more than {KEY_SERVER_ADDRESSES_MAX}",
                 addresses.len()
             );
-            report.error(sourced.document, "spec.addresses", problem, fix);
+            report.error(
+                Code::InvalidKeyServer,
+                sourced.document,
+                "spec.addresses",
+                problem,
+                fix,
+            );
         } else if let Some((at, why)) = addresses
             .iter()
             .enumerate()
@@ -103,6 +114,7 @@ pub(crate) fn key_servers(
         {
             let problem = format!("{} {why}", addresses[at].ip());
             report.error(
+                Code::ReservedAddress,
                 sourced.document,
                 format!("spec.addresses[{at}]"),
                 problem,
@@ -110,6 +122,7 @@ pub(crate) fn key_servers(
             );
         } else if let Some(at) = addresses.iter().position(|address| address.port() == 0) {
             report.error(
+                Code::InvalidKeyServer,
                 sourced.document,
                 format!("spec.addresses[{at}]"),
                 "port 0 is not valid",
@@ -161,6 +174,7 @@ pub(crate) fn entitlements(
                 identities.len()
             );
             report.general(
+                Code::LimitExceeded,
                 problem,
                 "spread the pods over more nodes, or share service accounts",
             );

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::policy::gateway_api::{BackendRef, ParentRef, UdpRoute};
@@ -48,6 +49,7 @@ pub(crate) fn resolve<'a>(
         if !found.is_empty() {
             let problem = "the cloud tier does not carry datagrams in this version; this route only opens the pods' ports to datagrams from the tier's addresses";
             report.warning(
+                Code::DatagramsNotCarried,
                 route.document,
                 "spec.rules",
                 problem,
@@ -83,12 +85,13 @@ fn ports<'a>(
             "the route has {} rules, more than {RULES_PER_ROUTE_MAX}; it opens no port",
             spec.rules.len()
         );
-        report.error(route.document, "spec.rules", problem, "split the route");
+        report.refuse_excess(route.document, "spec.rules", problem, "split the route");
         return Vec::new();
     }
     // If the field could not be parsed, its fault is reported already.
     if spec.rules.is_empty() && route.fault("spec.rules").is_none() {
         report.error(
+            Code::RuleWithoutBackend,
             route.document,
             "spec.rules",
             "the route has no rule, so it opens no port",
@@ -104,24 +107,8 @@ fn ports<'a>(
             .faults
             .iter()
             .any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
-        if backends.len() > BACKENDS_PER_RULE_MAX {
-            let problem = format!(
-                "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}; it opens no port",
-                backends.len()
-            );
-            report.error(
-                route.document,
-                format!("{field}.backendRefs"),
-                problem,
-                "split the rule",
-            );
+        if !has_fitting_backends(route, (&field, backends), is_faulty, report) {
             continue;
-        }
-        // The fault of a faulty rule is reported already.
-        if backends.is_empty() && !is_faulty {
-            let problem = "the rule has no backend, so it opens no port";
-            let fix = "name a Service and its UDP port";
-            report.error(route.document, format!("{field}.backendRefs"), problem, fix);
         }
         for (number, backend) in backends.iter().enumerate() {
             let field = format!("{field}.backendRefs[{number}]");
@@ -139,6 +126,7 @@ fn ports<'a>(
                 )),
                 Err(issue) => {
                     report.error(
+                        issue.code,
                         route.document,
                         format!("{field}.{}", issue.field),
                         issue.problem,
@@ -151,6 +139,37 @@ fn ports<'a>(
     found
 }
 
+/// Checks the number of backends of the rule at `field`. Returns false if they are too many.
+fn has_fitting_backends(
+    route: &Sourced<'_, UdpRoute>,
+    (field, backends): (&str, &[BackendRef]),
+    is_faulty: bool,
+    report: &mut DiagnosticCollector,
+) -> bool {
+    let field = format!("{field}.backendRefs");
+    if backends.len() > BACKENDS_PER_RULE_MAX {
+        let problem = format!(
+            "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}; it opens no port",
+            backends.len()
+        );
+        report.refuse_excess(route.document, field, problem, "split the rule");
+        return false;
+    }
+    // The fault of a faulty rule is reported already.
+    if backends.is_empty() && !is_faulty {
+        let problem = "the rule has no backend, so it opens no port";
+        let fix = "name a Service and its UDP port";
+        report.error(
+            Code::RuleWithoutBackend,
+            route.document,
+            field,
+            problem,
+            fix,
+        );
+    }
+    true
+}
+
 fn is_attached(
     route: &Sourced<'_, UdpRoute>,
     known: &UdpReferences<'_>,
@@ -160,6 +179,7 @@ fn is_attached(
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         let fix = "name a Service with group: \"\" and kind: Service";
         report.error(
+            Code::RouteWithoutParent,
             route.document,
             "spec.parentRefs",
             "the route is attached to no Service",
@@ -172,7 +192,7 @@ fn is_attached(
             Ok(()) => is_attached = true,
             Err(issue) => {
                 let field = format!("spec.parentRefs[{at}].{}", issue.field);
-                report.error(route.document, field, issue.problem, issue.fix);
+                report.error(issue.code, route.document, field, issue.problem, issue.fix);
             }
         }
     }
@@ -207,6 +227,7 @@ impl<'a> UdpReferences<'a> {
         self.services.get(key).copied().ok_or_else(|| {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);
             FieldIssue::new("name", problem, "create it or correct the name")
+                .with_code(Code::UnresolvedBackend)
         })
     }
 
@@ -233,7 +254,8 @@ impl<'a> UdpReferences<'a> {
             "sectionName",
             problem,
             "name a UDP port of the Service, or remove the field",
-        ))
+        )
+        .with_code(Code::ParentPortNotFound))
     }
 
     /// Resolves a backendRef to a Service and its port.
@@ -254,7 +276,8 @@ impl<'a> UdpReferences<'a> {
                 "backends of kind {:?} are not supported in this version",
                 backend.kind
             );
-            return Err(FieldIssue::new("kind", problem, "refer to a Service"));
+            return Err(FieldIssue::new("kind", problem, "refer to a Service")
+                .with_code(Code::UnsupportedBackend));
         }
         let own = &route.object.metadata.namespace;
         let namespace = backend.namespace.as_ref().unwrap_or(own);
@@ -273,7 +296,9 @@ impl<'a> UdpReferences<'a> {
             let fix = format!(
                 "write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service"
             );
-            return Err(FieldIssue::new("namespace", problem, fix));
+            return Err(
+                FieldIssue::new("namespace", problem, fix).with_code(Code::BackendNotPermitted)
+            );
         }
         let service = self.find(&key)?;
         let Some(port) = backend.port else {
@@ -281,14 +306,16 @@ impl<'a> UdpReferences<'a> {
                 "port",
                 "a Service backend needs a port",
                 "write the Service's port",
-            ));
+            )
+            .with_code(Code::MissingField));
         };
         if backend.weight > WEIGHT_MAX {
             return Err(FieldIssue::new(
                 "weight",
                 format!("{} is more than {WEIGHT_MAX}", backend.weight),
                 "use smaller shares",
-            ));
+            )
+            .with_code(Code::LimitExceeded));
         }
         let written = udp_port(&key, service, Some(port.get()))?;
         Ok((key, service, written))
@@ -322,5 +349,6 @@ fn udp_port<'a>(
                 (true, false) => format!("use {}", known.join(" or ")),
             };
             FieldIssue::new(if port.is_some() { "port" } else { "name" }, problem, fix)
+                .with_code(Code::BackendPortNotFound)
         })
 }

@@ -5,9 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_attachment::{LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name};
+use canal_attachment::{BindingProblem, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
-use canal_model::policy::istio::{HttpMatchRequest, StringMatch, VirtualService};
+use canal_model::policy::istio::{
+    Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+};
 use canal_model::program::{
     Backend, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteObject,
     RouteRule, TextMatch,
@@ -20,13 +23,13 @@ use super::delegate::{
 };
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
-use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::route_point::{NeverMatches, RoutePoint};
 use super::tenant_objects::Sourced;
+use super::{route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -71,7 +74,13 @@ pub(crate) fn resolve(
             if !all.delegates.is_named(&metadata.namespace, &metadata.name) {
                 let problem = "the object names no host, and no other one delegates to it";
                 let fix = "write a Service's name, or name the object in the delegate of another";
-                report.warning(sourced.document, "spec.hosts", problem, fix);
+                report.warning(
+                    Code::UnresolvedHost,
+                    sourced.document,
+                    "spec.hosts",
+                    problem,
+                    fix,
+                );
             }
             continue;
         }
@@ -92,7 +101,7 @@ fn check_host_count(sourced: &Sourced<'_, VirtualService>, report: &mut Diagnost
         let problem = format!(
             "the object has {count} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out"
         );
-        report.error(sourced.document, "spec.hosts", problem, "split the object");
+        report.refuse_excess(sourced.document, "spec.hosts", problem, "split the object");
     }
 }
 
@@ -116,6 +125,7 @@ impl VirtualServices<'_> {
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     sourced.document,
                     field,
                     problem,
@@ -127,6 +137,7 @@ impl VirtualServices<'_> {
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     sourced.document,
                     field,
                     problem,
@@ -172,13 +183,13 @@ impl VirtualServices<'_> {
                     let problem = format!(
                         "the object names more than {LISTENER_PARENTS_PER_ROUTE_MAX} Gateways; this one and those behind it are left out"
                     );
-                    report.error(sourced.document, field, problem, "split the object");
+                    report.refuse_excess(sourced.document, field, problem, "split the object");
                     break;
                 }
                 Ok(gateway) => gateway,
                 Err(problem) => {
                     let fix = "write the name of a Gateway, or namespace/name";
-                    report.error(sourced.document, field, problem, fix);
+                    report.error(Code::InvalidValue, sourced.document, field, problem, fix);
                     continue;
                 }
             };
@@ -186,21 +197,27 @@ impl VirtualServices<'_> {
             if !is_exported_to(sourced, &gateway.0) {
                 let problem = format!("the object is not exported to namespace {}", gateway.0);
                 let fix = "add the Gateway's namespace to exportTo, or remove the Gateway";
-                report.warning(sourced.document, field, problem, fix);
+                report.warning(Code::RouteNotAllowed, sourced.document, field, problem, fix);
                 continue;
             }
-            let hosts = hosts.get_or_insert_with(|| gateway_hosts(sourced, report));
+            // What another controller serves, it also judges.
+            let is_own = ingress.listeners.of_istio(&gateway.0, &gateway.1).is_some();
+            let hosts: &[Option<HostMatch>] = match is_own {
+                true => hosts.get_or_insert_with(|| gateway_hosts(sourced, report)),
+                false => &[],
+            };
             let bound = ingress
                 .listeners
                 .bind(&gateway, &metadata.namespace, hosts, at);
             let attachments = match bound {
                 Ok(attachments) => attachments,
-                Err(found) if found.is_limit => {
-                    report.error(sourced.document, field, found.problem, found.fix);
+                Err(found) if found.code == Code::LimitExceeded => {
+                    report.refuse_excess(sourced.document, field, found.problem, found.fix);
                     continue;
                 }
                 Err(found) => {
-                    report.warning(sourced.document, field, found.problem, found.fix);
+                    let BindingProblem { code, problem, fix } = found;
+                    report.warning(code, sourced.document, field, problem, fix);
                     continue;
                 }
             };
@@ -250,12 +267,18 @@ impl VirtualServices<'_> {
         if count > RULES_PER_ROUTE_MAX {
             let problem = format!("the object has {count} rules, more than {RULES_PER_ROUTE_MAX}");
             broken.get_or_insert_with(|| problem.clone());
-            report.error(sourced.document, "spec.http", problem, "use fewer rules");
+            report.refuse_excess(sourced.document, "spec.http", problem, "use fewer rules");
         }
         if let Some(problem) = point.audience_problem(sourced) {
             broken.get_or_insert_with(|| format!("spec.exportTo: {problem}"));
             let fix = "remove the field: routes apply to all clients of the tenant";
-            report.error(sourced.document, "spec.exportTo", problem, fix);
+            report.error(
+                Code::UnsupportedField,
+                sourced.document,
+                "spec.exportTo",
+                problem,
+                fix,
+            );
         }
         let mut regexes = RegexBudget {
             bytes_left: point.regex_bytes_left,
@@ -281,7 +304,8 @@ impl VirtualServices<'_> {
                 regexes: &mut regexes,
             };
             if let Some(problem) = &rule.problem {
-                let issue = FieldIssue::new("", problem.problem.clone(), problem.fix);
+                let issue = FieldIssue::new("", problem.problem.clone(), problem.fix)
+                    .with_code(problem.code);
                 if problem.drops_rule {
                     reading.warning(problem.field, issue);
                     continue;
@@ -319,13 +343,10 @@ fn attach_rule(
     reading: &mut RuleContext<'_>,
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
-    let effects = RouteEffects::of_virtual_service(&rule.written, reading);
+    let mut effects = RouteEffects::of_virtual_service(&rule.written, reading);
     let answer = route_answers::of_virtual_service(&rule.written, reading);
     let groups = groups((sourced, at, rule), point, reading);
-    // A destination without a port may need one rule for each port of the service, because its
-    // port is the dialled one.
-    let mut routes = rule.written.route.iter();
-    let fans_out = routes.any(|r| to.follows_dialled_port(rule.namespace, &r.destination));
+    let fans_out = fans_out(rule.namespace, &rule.written, to);
     let fans_out = fans_out && point.can_fan_out(reading);
     for (number, (group, matches)) in groups.iter().enumerate() {
         let part = part_of(number, groups.len());
@@ -333,6 +354,9 @@ fn attach_rule(
             // A rule for all ports has no destination that follows the dialled port.
             let dialled = port.or(point.ports.first().copied()).unwrap_or_default();
             let action = action(rule, &answer, dialled, to, reading);
+            let resolve = |mirror: &Destination| to.of_destination(rule.namespace, mirror, dialled);
+            let mirrors = route_mirrors::of_virtual_service(&rule.written, &resolve, reading);
+            effects.set_mirrors(mirrors);
             let action = effects.guard(action, reading);
             let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
             let metadata = &sourced.object.metadata;
@@ -354,6 +378,7 @@ fn attach_rule(
                 attempts: None,
                 faults: None,
                 cors: None,
+                mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
             if !add(rule) {
@@ -384,9 +409,9 @@ fn services(
             let fix = "write a Service's name, or name.namespace; other hosts are not supported in this version";
             // The host may be meant for the object's Gateways only.
             if sourced.object.spec.gateways.len() > 1 {
-                report.warning(sourced.document, field, problem, fix);
+                report.warning(Code::UnresolvedHost, sourced.document, field, problem, fix);
             } else {
-                report.error(sourced.document, field, problem, fix);
+                report.error(Code::UnresolvedHost, sourced.document, field, problem, fix);
             }
             continue;
         };
@@ -395,6 +420,7 @@ fn services(
                 "a route for clients of only one namespace (here {own}) is not supported in this version"
             );
             report.error(
+                Code::OtherNamespace,
                 sourced.document,
                 field,
                 problem,
@@ -444,11 +470,24 @@ fn gateway_hosts(
             Ok(host) => drop(hosts.insert(host)),
             Err(problem) => {
                 let fix = "write a name such as www.example.com, *.example.com or \"*\"";
-                report.error(sourced.document, format!("spec.hosts[{at}]"), problem, fix);
+                let field = format!("spec.hosts[{at}]");
+                report.error(Code::InvalidHostname, sourced.document, field, problem, fix);
             }
         }
     }
     hosts.into_iter().collect()
+}
+
+/// Returns whether each port needs a rule of its own: a destination or mirror without a port has the
+/// dialled one.
+fn fans_out(
+    namespace: &Namespace,
+    written: &VirtualServiceRoute,
+    to: &DestinationIndex<'_>,
+) -> bool {
+    let routes = written.route.iter().map(|route| &route.destination);
+    let mut destinations = routes.chain(route_mirrors::destinations(written));
+    destinations.any(|destination| to.follows_dialled_port(namespace, destination))
 }
 
 /// Returns the end of the names of a rule's parts, if it has several.
@@ -516,7 +555,10 @@ fn groups(
             "the rule has {} matches, more than {MATCHES_PER_RULE_MAX}",
             conditions.len()
         );
-        rule.broken("match", FieldIssue::new("", problem, "split the rule"));
+        rule.broken(
+            "match",
+            FieldIssue::new("", problem, "split the rule").with_code(Code::LimitExceeded),
+        );
         // The broken rule refuses every request, whatever its matches were.
         conditions = &implied;
     }
@@ -561,12 +603,14 @@ fn authority(
                 problem,
                 "write a host name; ports are matched by port",
             )
+            .with_code(Code::InvalidHostname)
         }),
         _ => Err(FieldIssue::new(
             "",
             "hosts are compared as a whole in this version",
             "write authority.exact",
-        )),
+        )
+        .with_code(Code::UnsupportedField)),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
@@ -578,7 +622,8 @@ fn authority(
                     "exact",
                     "a wildcard is not an exact host",
                     "write the whole name",
-                ),
+                )
+                .with_code(Code::UnsupportedField),
             );
             Vec::new()
         }
@@ -620,7 +665,8 @@ fn http_match(
                     "",
                     "methods are compared as a whole in this version",
                     "write method.exact, as in exact: GET",
-                );
+                )
+                .with_code(Code::UnsupportedField);
                 rule.broken(&format!("{field}.method"), issue);
                 None
             }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
 use canal_model::policy::kubernetes::{
     self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport, ZONE_LABEL,
@@ -141,6 +142,7 @@ fn workload(
     if spec.host_network {
         let problem = "the pod uses its node's network, so the mesh cannot distinguish it from other processes of the node and leaves it out";
         report.warning(
+            Code::HostNetworkPod,
             pod.document,
             "spec.hostNetwork",
             problem,
@@ -203,6 +205,7 @@ fn pod_addresses(
                 "{address} is in none of the tenant's pod ranges, so no traffic would be sent to it"
             );
             report.error(
+                Code::AddressOutsideRanges,
                 pod.document,
                 field,
                 problem,
@@ -218,6 +221,7 @@ fn pod_addresses(
                 // The successor of a pod that is being deleted may already have its address.
                 Err(_) if pod.object.metadata.deletion_timestamp.is_some() => {}
                 Err(problem) => report.error(
+                    Code::AddressConflict,
                     pod.document,
                     field,
                     problem,
@@ -239,12 +243,14 @@ fn zone(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> Option<AzNa
     match written.map(|zone| AzName::new(zone)) {
         Some(Ok(zone)) => return Some(zone),
         Some(Err(error)) => report.warning(
+            Code::UnknownZone,
             pod.document,
             field,
             format!("the zone is not known: {}", error.problem()),
             error.fix(),
         ),
         None => report.warning(
+            Code::UnknownZone,
             pod.document,
             field,
             "the pod does not name its zone",
@@ -267,6 +273,7 @@ fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelPro
         Some(other) => {
             let problem = format!("{other:?} is not a valid way to reach a pod; HBONE is used");
             report.error(
+                Code::InvalidAnnotation,
                 pod.document,
                 format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"),
                 problem,
@@ -387,6 +394,7 @@ fn serve(
         {
             let problem = format!("no selected pod has a container port named {target:?}");
             report.warning(
+                Code::UnresolvedTargetPort,
                 sourced.document,
                 format!("spec.ports[{place}].targetPort"),
                 problem,
@@ -436,7 +444,7 @@ fn open(
             full.len(),
             selected.len()
         );
-        report.error(
+        report.refuse_excess(
             port.document,
             port.field.clone(),
             problem,
@@ -448,6 +456,7 @@ fn open(
     {
         let problem = format!("no pod of the Service has a UDP container port named {target:?}");
         report.warning(
+            Code::UnresolvedTargetPort,
             port.document,
             port.field.clone(),
             problem,

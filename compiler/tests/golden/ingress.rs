@@ -23,10 +23,12 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     };
     let (gateway, transport) = match gateway.split_once(',') {
         None => (*gateway, ArrivalTransport::Plaintext),
+        // `-` stands for a TLS client that sends no server name.
         Some((gateway, "-")) => (gateway, ArrivalTransport::Tls(None)),
         Some((gateway, name)) => (gateway, ArrivalTransport::Tls(Some(name))),
     };
     let (gateway, port) = gateway.rsplit_once(':').unwrap();
+    // A Gateway is named by its address or by its name.
     let found = match gateway.parse::<IpAddr>() {
         Ok(address) => gateway_at(ir, address),
         Err(_) => {

@@ -24,12 +24,14 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
     let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
         port: port.parse().unwrap(),
+        // Without `host=` a client uses the service's name as the host.
         host: service.rsplit('/').next().unwrap_or_default().to_owned(),
         method: "GET".to_owned(),
         target: "/".to_owned(),
         headers: Vec::new(),
     };
     let identity = match from {
+        // The client is named by its identity, by NAMESPACE/ACCOUNT, or by its address alone.
         id if id.starts_with("spiffe://") => Some(id.parse().unwrap()),
         id if id.contains('/') => {
             let (namespace, account) = id.split_once('/').unwrap();
@@ -46,6 +48,7 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
     };
     let mut journey = RequestDescription {
         identity,
+        // A name is no address, so a client that is named has none unless `ip=` gives it.
         address: from.parse().ok(),
         direct: false,
         request,

@@ -225,7 +225,7 @@ fn range(address: IpAddr) -> IpNet {
 mod tests {
     use super::*;
     use canal_model::share::ShareKind;
-    use canal_runtime::{GiveWay, TenantLimitConfig};
+    use canal_runtime::{RevocationOrder, TenantLimitConfig};
 
     #[test]
     fn a_range_lookup_costs_one_probe_per_prefix_length() {
@@ -300,7 +300,7 @@ mod tests {
                 kind,
                 capacity,
                 reserve: 0,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         let (unauthenticated, connections) = (limit(4), limit(1));

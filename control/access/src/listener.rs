@@ -181,6 +181,7 @@ impl ControlListener {
                     metrics::REFUSED,
                     &[("reason", "unauthenticated_connections")],
                 );
+                // The connection is closed when its socket is dropped here.
                 continue;
             };
             let admission = ConnectionAdmission::new(permit, limits.connections.clone());

@@ -308,9 +308,15 @@ fn backend(
 pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
     let stamp = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path)
-            .ok()
-            .map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+        // A change of permissions changes only the ctime, and may make the file readable.
+        std::fs::metadata(path).ok().map(|m| {
+            (
+                m.ino(),
+                m.size(),
+                (m.mtime(), m.mtime_nsec()),
+                (m.ctime(), m.ctime_nsec()),
+            )
+        })
     };
     // The file may have changed since it was first read, so the first check reads it again.
     let mut last = None;
@@ -441,6 +447,7 @@ mod tests {
             )
         };
         let text = [
+            // Two tokens of g1 name the same backend, which an overlap of old and new tokens needs.
             gateway("t1", "g1", ", backend: b1"),
             gateway("t2", "g1", ", backend: b1"),
             gateway("t3", "g2", ""),

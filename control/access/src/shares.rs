@@ -8,13 +8,14 @@ use std::sync::{Mutex, PoisonError};
 use canal_catalog::{Catalog, TenantCatalog};
 use canal_controller_metrics::{self as metrics, GaugeValues};
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
 use canal_model::share::{ShareKind, Shares};
 use canal_runtime::share::TenantLimitUsage;
 use canal_runtime::{
-    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+    RevocationOrder, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
 };
 
 /// Maximum number of changes of all tenants that wait for the writer or are being prepared.
@@ -90,7 +91,7 @@ impl TenantLimits {
                 kind,
                 capacity,
                 reserve,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         let this = Self {
@@ -371,6 +372,7 @@ impl TenantAmounts {
         };
         Box::new(Diagnostic {
             severity: Severity::Error,
+            code: Code::ShareExceeded,
             origin: None,
             object: None,
             field: String::new(),
@@ -397,7 +399,7 @@ mod tests {
             kind: ShareKind::ConfigurationBytes,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         };
         let limit = TenantLimit::new(config);
         limit.set_default_share(Share::Amount(share));
@@ -415,7 +417,7 @@ mod tests {
             kind,
             capacity,
             reserve,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         });
         let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
         let mut streams: Vec<_> = (0..11).map(|_| StreamNames::default()).collect();

@@ -153,6 +153,7 @@ impl TenantAuthority {
             })
         };
         let params = CertificateRevocationListParams {
+            // Verifiers whose clocks are behind must not take the list for one of the future.
             this_update: moment(now.saturating_sub(crate::SKEW_SECONDS))
                 .map_err(CsrError::Signing)?,
             next_update: moment(now.saturating_add(CRL_LIFETIME_SECONDS))

@@ -82,13 +82,13 @@ pub enum RotationStep {
 /// Decides the next step. In [`RotationPhase::Announced`], a data plane that has not acknowledged
 /// the new root blocks it. In [`RotationPhase::Switched`], a leaf of the old root that has neither
 /// expired nor been replaced blocks it.
-pub fn decide_step(sight: &RotationState, timeouts: &RotationTimeouts) -> RotationStep {
+pub fn decide_step(state: &RotationState, timeouts: &RotationTimeouts) -> RotationStep {
     let waited = |long: u64| {
-        sight
+        state
             .clear_since
-            .is_some_and(|at| sight.now.saturating_sub(at) >= long)
+            .is_some_and(|at| state.now.saturating_sub(at) >= long)
     };
-    match sight.phase {
+    match state.phase {
         RotationPhase::Announced if waited(timeouts.settle) => RotationStep::Switch,
         RotationPhase::Switched if waited(timeouts.grace) => RotationStep::Retire,
         _ => RotationStep::Stay,
@@ -96,9 +96,9 @@ pub fn decide_step(sight: &RotationState, timeouts: &RotationTimeouts) -> Rotati
 }
 
 /// Returns true if the current phase has lasted so long that an operator should investigate.
-pub fn is_overdue(sight: &RotationState, timeouts: &RotationTimeouts) -> bool {
-    sight.phase != RotationPhase::Steady
-        && sight.now.saturating_sub(sight.since) >= timeouts.overdue
+pub fn is_overdue(state: &RotationState, timeouts: &RotationTimeouts) -> bool {
+    state.phase != RotationPhase::Steady
+        && state.now.saturating_sub(state.since) >= timeouts.overdue
 }
 
 #[cfg(test)]
@@ -175,6 +175,7 @@ mod tests {
 
     #[test]
     fn steps() {
+        // Three different values, so that a case that uses the wrong timeout fails.
         let timeouts = RotationTimeouts {
             settle: 5,
             grace: 60,
@@ -195,18 +196,19 @@ mod tests {
                 "{what}"
             );
         }
-        let sight = |phase, now| RotationState {
+        let state = |phase, now| RotationState {
             phase,
             since: 100,
             clear_since: None,
             now,
         };
+        // A rotation is overdue 600 s after 100, the time of its last step.
         for (phase, now, want) in [
             (RotationPhase::Steady, 9999, false),
             (RotationPhase::Announced, 699, false),
             (RotationPhase::Announced, 700, true),
         ] {
-            assert_eq!(is_overdue(&sight(phase, now), &timeouts), want);
+            assert_eq!(is_overdue(&state(phase, now), &timeouts), want);
         }
         for phase in [
             RotationPhase::Steady,

@@ -168,12 +168,14 @@ fn changed(mut files: AuthorityFiles, change: &dyn Fn(&mut AuthorityFiles)) -> A
 
 /// Returns files of authorities that can be used.
 fn good_files(root: &ForeignAuthority, plain: &ForeignAuthority) -> Vec<FilesCase> {
+    // The path lengths are the smallest that allow this chain, so a miscount refuses it.
     let upper = root.below("upper", |p| {
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1))
     });
     let lower = upper.below("lower", |p| {
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
     });
+    // Names of other types than URI do not restrict a SPIFFE ID.
     let constrained = root.below("constrained", |p| {
         let permitted_subtrees = vec![
             GeneralSubtree::Rfc822Name("x".into()),
@@ -231,6 +233,7 @@ fn broken_files(
         ),
         (
             "a torn certificate",
+            // The PEM of a certificate is longer than 200 bytes, so the cut is inside it.
             changed(good(), &|f| f.chain.truncate(200)),
             Err("certificates"),
         ),
@@ -241,6 +244,7 @@ fn broken_files(
         ),
         (
             "too many",
+            // Nine certificates are one more than FILE_CERTIFICATES_MAX.
             changed(good(), &|f| f.root = f.root.repeat(9)),
             Err("certificates"),
         ),
@@ -433,6 +437,7 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     let root = ForeignAuthority::root("root");
     let below = root.below("below", |_| {});
     let mut files = below.files(&[], &root);
+    // The second list is of the root, which does not issue the leaves.
     files.crl = Some(below.crl(&[0x1234]) + &root.crl(&[0x99]));
     let (authority, foreign) = TenantAuthority::from_files(&domain(), &files, NOW).unwrap();
     assert_eq!(foreign.len(), 2);
@@ -456,12 +461,14 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
         .iter_revoked_certificates()
         .map(|r| r.raw_serial().len())
         .collect();
+    // 0x1234 has 2 bytes, and a serial of Canal's CA has 16.
     assert_eq!(serials, [2, 16]);
     assert_eq!(
         list.crl_number().map(ToString::to_string).as_deref(),
         Some("6"),
         "above the foreign list's 5"
     );
+    // The usage for signing CRLs is missing.
     let mute = root.below("mute", |p| {
         p.key_usages = vec![KeyUsagePurpose::KeyCertSign]
     });
@@ -677,6 +684,7 @@ impl AnswerFixture {
             (
                 "ended",
                 answer(root, key, mine, |p| {
+                    // NOW is 08:00 of this day, so the certificate ended eight hours ago.
                     p.not_after = date_time_ymd(2027, 1, 15)
                 }),
                 vec![],
@@ -685,6 +693,7 @@ impl AnswerFixture {
             (
                 "lives long",
                 answer(root, key, mine, |p| {
+                    // It has 32 days left; at most LIFETIME_SECONDS_MAX, one day, is accepted.
                     p.not_after = date_time_ymd(2027, 2, 16)
                 }),
                 vec![],
@@ -749,6 +758,7 @@ fn parts_of_canal_get_certificates_of_the_controllers_own_authority() {
         "name",
         "of no tenant's domain"
     );
+    // The key is RSA: a tenant's CA accepts it only where the request says so.
     let tenant = TenantAuthority::generate(&domain(), NOW).unwrap();
     let csr = csr(&rsa);
     for (rsa, want) in [(false, Some("key_algorithm")), (true, None)] {

@@ -87,6 +87,7 @@ fn a_damaged_folder_is_an_error_and_never_replaced() {
             |d| fs::write(d.join("root.key"), "-----BEGIN").unwrap(),
             Some("pair"),
         ),
+        // The certificate is written last, so no client trusts a key without one.
         (
             "a start ended between the two writes",
             |d| fs::remove_file(d.join("root.pem")).unwrap(),

@@ -114,6 +114,7 @@ fn a_certificate_has_exactly_the_fields_that_spiffe_requires() {
     let root = der(authority.certificate());
     let (_, root) = X509Certificate::from_der(&root).unwrap();
     assert_eq!(leaf.subject().iter().count(), 0, "no subject");
+    // It is valid from SKEW_SECONDS (60) before the request, for peers with slow clocks.
     assert_eq!(
         (
             leaf.validity().not_before.timestamp(),
@@ -121,6 +122,7 @@ fn a_certificate_has_exactly_the_fields_that_spiffe_requires() {
         ),
         (NOW as i64 - 60, NOW as i64 + 3600)
     );
+    // Serials have a constant length of 16 bytes, of which `issued.serial` is the hexadecimal form.
     assert_eq!(leaf.raw_serial().len(), 16);
     assert_eq!(
         issued.serial,
@@ -158,6 +160,7 @@ fn a_certificate_has_exactly_the_fields_that_spiffe_requires() {
     assert!(find(&leaf, true).is_some());
     assert_eq!(find(&leaf, false).unwrap(), find(&root, true).unwrap());
     let root_constraints = root.basic_constraints().unwrap().unwrap().value;
+    // A tenant's root signs leaves only.
     assert_eq!(
         (root_constraints.ca, root_constraints.path_len_constraint),
         (true, Some(0))
@@ -197,6 +200,7 @@ fn cases_of_names(plain: &str) -> Vec<RequestCase> {
     let rsa = |bits| KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, bits).unwrap();
     let unreadable_name = |p: &mut CertificateParams| {
         p.custom_extensions = vec![CustomExtension::from_oid_content(
+            // The id-ce-subjectAltName extension: its URI claims 16 bytes, and only one follows.
             &[2, 5, 29, 17],
             vec![0x30, 0x05, 0x86, 0x10, 0x41],
         )];

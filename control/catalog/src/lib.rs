@@ -377,7 +377,7 @@ impl TenantCatalog {
     /// nothing differs.
     pub fn with_trust(&self, resources: &[Resource], generation: Generation) -> Option<Self> {
         let mut gone: BTreeMap<ResourceId, &Arc<EncodedResource>> =
-            self.of_hub().map(|e| (e.key(), e)).collect();
+            self.of_controller().map(|e| (e.key(), e)).collect();
         let mut touches = Vec::new();
         for resource in resources {
             let key: ResourceId = (resource.kind(), resource.name().into());
@@ -400,11 +400,11 @@ impl TenantCatalog {
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
-    /// Returns the resources that the controller itself generates; see [`is_of_hub`].
-    pub fn of_hub(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
+    /// Returns the resources that the controller itself generates; see [`is_of_controller`].
+    pub fn of_controller(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
         self.of(ResourceKind::Bundle)
             .chain(self.of(ResourceKind::Entitlement))
-            .filter(|e| is_of_hub(&e.resource))
+            .filter(|e| is_of_controller(&e.resource))
     }
 
     /// Returns this state with the changes applied and logged.
@@ -574,7 +574,7 @@ pub fn is_planned(kind: ResourceKind) -> bool {
 /// True for resources that come from neither the planner nor the tenant's configuration. The
 /// controller itself generates the trust bundles, and the entitlements that allow gateways to use
 /// the tenant's keys.
-pub fn is_of_hub(resource: &Resource) -> bool {
+pub fn is_of_controller(resource: &Resource) -> bool {
     match resource {
         Resource::Bundle(_) => true,
         Resource::Entitlement(entitlement) => {

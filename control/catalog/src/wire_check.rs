@@ -7,6 +7,7 @@ use canal_model::authorization::{
     PolicyTarget,
 };
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{ObjectKey, ObjectKind};
 use canal_model::program::Resource;
@@ -139,6 +140,7 @@ fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
 fn diagnostic(resource: &Resource, why: &str) -> Diagnostic {
     Diagnostic {
         severity: Severity::Error,
+        code: Code::ResourceRefused,
         origin: None,
         object: object_of(resource),
         field: String::new(),

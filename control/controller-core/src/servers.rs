@@ -197,6 +197,8 @@ async fn serve(
     services: ControllerServices,
     limits: ControllerLimits,
 ) {
+    // One place is enough: the task of a handshake waits with its connection until the server takes
+    // it.
     let (sender, connections) = mpsc::channel(1);
     // The owners of source addresses must be known before the first connection is accepted.
     let catalogs = parts.catalog.clone();

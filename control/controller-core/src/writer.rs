@@ -11,7 +11,8 @@ use std::sync::Arc;
 use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{
-    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned,
+    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_controller,
+    is_planned,
 };
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
@@ -322,7 +323,7 @@ impl CatalogWriter {
         // The controller's own resources stay as they were; `publish_now` updates them.
         let own = before
             .into_iter()
-            .flat_map(|b| b.of_hub())
+            .flat_map(|b| b.of_controller())
             .map(|e| e.resource.clone());
         let provider =
             CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
@@ -718,7 +719,7 @@ impl CatalogWriter {
             b.entries
                 .values()
                 .map(|e| e.resource.clone())
-                .filter(|r| !is_planned(r.kind()) && !is_of_hub(r))
+                .filter(|r| !is_planned(r.kind()) && !is_of_controller(r))
                 .collect()
         };
         compiled.resources = before.map(own_resources).unwrap_or_default();
@@ -751,7 +752,7 @@ impl CatalogWriter {
             compiled.resources.extend(
                 before
                     .into_iter()
-                    .flat_map(|b| b.of_hub())
+                    .flat_map(|b| b.of_controller())
                     .map(|e| e.resource.clone()),
             );
             let view = TenantCatalog::next(before.map(Arc::as_ref), compiled, generation);

@@ -25,6 +25,7 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     let mut ann = fixture.admin("ann").await;
     let mut s = fixture.subscribe("g1").await;
     s.settle().await;
+    // The values to which the refused apply must not add.
     let (before, generation) = (ann.names("alpha", "").await, ann.status().await.generation);
     let broken_route = route("bad", "a", &[("nowhere", 1)]);
     // One apply with four kinds of errors: an unknown field, a missing backend, broken YAML, and an
@@ -138,6 +139,7 @@ async fn delete_with_warnings(ann: &mut Operator) {
 async fn objects_live_and_die_by_the_api() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut ann = fixture.admin("ann").await;
+    // The two versions of the Service differ in their address only.
     let (first, second) = (service(1, "c", 3), service(1, "c", 4));
     let done = ann
         .apply(
@@ -296,6 +298,7 @@ async fn operators_stay_within_their_tenant() {
         fixture.admin("root").await,
     );
     let mut n1 = fixture.admin("n1").await;
+    // Connected data planes appear in each operator's status below.
     let (_s1, _s2) = (fixture.subscribe("n1").await, fixture.subscribe("m1").await);
     let text = service(1, "c", 3);
     let codes = [
@@ -310,6 +313,8 @@ async fn operators_stay_within_their_tenant() {
         ("get", ann.get("beta", "").await.err().map(|e| e.code())),
         (
             "a tenant that is not there",
+            // The same code as for another tenant, so that an operator cannot probe which tenants
+            // exist.
             ann.get("gamma", "").await.err().map(|e| e.code()),
         ),
         (
@@ -351,6 +356,7 @@ async fn operators_stay_within_their_tenant() {
 
     check_visible_status(&mut ann, &mut bob, &mut root).await;
     assert_eq!(
+        // The tenant has the two services of its files.
         ann.get("", "svc").await.unwrap().len(),
         2,
         "no tenant named: its own"
@@ -406,6 +412,7 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
             tenant_object("gamma", 3).replace("gamma.example", "alpha.example"),
         ),
         (
+            // 10.1.7.0/24 lies inside alpha's pod range, 10.1.0.0/16.
             "the same pod range",
             tenant_object("gamma", 3).replace("10.3.0.0/16", "10.1.7.0/24"),
         ),
@@ -444,6 +451,7 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
             >= 1.0
     );
     // Once beta is gone, alpha's new VNI is free.
+    // The 2 is beta's former VNI.
     fixture.write("beta/mesh.yaml", "");
     n1.until("the new VNI", |held| {
         held.values().any(
@@ -471,6 +479,7 @@ async fn open_store(fixture: &ControllerFixture) -> canal_store::Store {
 #[tokio::test]
 async fn a_store_of_an_earlier_release_has_its_gateways_moved_to_their_new_kind() {
     let mut fixture = ControllerFixture::two_tenants().await;
+    // The row is written into the store, since the API would already use the new name.
     fixture.stop().await;
     let store = open_store(&fixture).await;
     let put = |kind: &str| canal_store::ObjectEdit::Put {
@@ -485,6 +494,7 @@ async fn a_store_of_an_earlier_release_has_its_gateways_moved_to_their_new_kind(
             .into(),
     };
     store
+        // The creation time, 7, is checked below: moving a row keeps its age.
         .apply(&[put("Gateway")], store.next_generation().unwrap(), 7)
         .unwrap();
     drop(store);
@@ -592,6 +602,7 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
 #[tokio::test]
 async fn limits_refuse_by_name() {
     let store = canal_store::StoreLimits {
+        // Three objects: two fill the tenant up to one free place, and an apply of two exceeds it.
         objects_per_tenant: 3,
         ..canal_store::StoreLimits::default()
     };
@@ -622,6 +633,7 @@ async fn limits_refuse_by_name() {
         ["Service shop/a (api)", "Service shop/b (api)"],
         "whole or not at all"
     );
+    // The comment has 1.3 MiB, more than the 1 MiB of OBJECT_BYTES_MAX.
     let large = service(1, "c", 3) + &"# a long comment\n".repeat(80_000);
     let refused = ann.apply("alpha", &[&large]).await.unwrap();
     assert!(
@@ -669,6 +681,7 @@ async fn check_pages_and_metrics(
             "{path}: {answer}"
         );
     }
+    // The values of two_tenants: one node is subscribed, and each tenant has two services.
     for (line, want) in [
         ("canal_controller_subscribers{kind=\"node\"}", 1.0),
         ("canal_controller_subscribers_converged", 1.0),
@@ -692,6 +705,7 @@ async fn check_pages_and_metrics(
             .await
             > 0.0
     );
+    // Each of the two tenants was compiled at least once.
     assert!(
         fixture
             .metric("canal_controller_compile_seconds_count")
@@ -706,13 +720,14 @@ async fn the_admin_pages_show_the_state_and_no_secret() {
     let mut s = fixture.subscribe("n1").await;
     s.settle().await;
     let (admin, metrics) = (
-        fixture.hub().admin_address().unwrap(),
-        fixture.hub().metrics_address().unwrap(),
+        fixture.controller().admin_address().unwrap(),
+        fixture.controller().metrics_address().unwrap(),
     );
     let socket = fixture
         .config
         .data_dir
         .join(canal_runtime::admin::SOCKET_NAME);
+    // The socket shows the state of all tenants, so only the controller's own user may connect.
     assert_eq!(
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(socket).unwrap().permissions())
             & 0o777,
@@ -750,6 +765,7 @@ async fn the_admin_pages_show_the_state_and_no_secret() {
             .await
             .contains("canal_controller_generation")
     );
+    // Over TCP any local user could read it, so the page names the socket instead.
     let on_tcp = fixture.http(admin, "/config_dump").await;
     assert!(
         on_tcp.starts_with("HTTP/1.1 403")

@@ -155,6 +155,8 @@ async fn identities_are_issued_only_to_their_node() {
         let got = fixture.certificate(token, identity, None).await;
         match (got, want) {
             (Ok(got), Ok(())) => {
+                // The chain is the leaf and the root: Istio's clients take the last certificate as
+                // the root.
                 assert_eq!(got.cert_chain.len(), 2, "{what}");
                 verify(&got.cert_chain, &got.cert_chain[1])
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -169,6 +171,7 @@ async fn identities_are_issued_only_to_their_node() {
             );
         }
     }
+    // The cases with the result Ok: three of nodes, and one of a gateway.
     assert!(
         (fixture
             .metric("canal_controller_certificates_issued_total{to=\"node\"}")

@@ -76,6 +76,8 @@ async fn accidents_take_nothing_away() {
     // The mapping in which the file ends is not closed.
     let cut = text.find("clusterIP").expect("a Service with an address");
     fixture.write("alpha/mesh.yaml", &text[..cut]);
+    // The diagnostic proves that the controller read the damaged file before the subscriber
+    // settles.
     findings(&fixture, "mesh.yaml").await;
     assert_eq!(
         (s.settle().await, s.names()),
@@ -100,6 +102,9 @@ async fn accidents_take_nothing_away() {
     fs::rename(&aside, fixture.path("alpha")).unwrap();
 
     fs::rename(fixture.path(""), &aside).unwrap();
+    // A missing configuration directory has no diagnostic to wait for. If the directory is not
+    // scanned in this time, the test passes without having checked anything; it never fails
+    // wrongly.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(
         (s.settle().await, s.names()),
@@ -161,10 +166,12 @@ async fn accidents_across_a_restart_take_nothing_away_either() {
         fixture.stop().await;
         accident(&fixture);
         fixture.start().await;
+        // The subscriber returns with what it held, so a removal would be in its first response.
         let mut s = ManualSubscriber::open(fixture.channel().await, "n1", held).await;
         s.settle().await;
         assert_eq!(s.names(), names, "{what}");
         // After the accident, changes of the files still take effect.
+        // Only in one of the accidents a directory has the file's name.
         let _ = fs::remove_dir(fixture.path("alpha/mesh.yaml"));
         fixture.write(
             "alpha/mesh.yaml",

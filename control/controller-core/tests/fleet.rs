@@ -9,16 +9,19 @@ use canal_model::program::{BucketTable, Resource, ResourceKind};
 use canal_timing::{assert_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
-    EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest,
-    ServiceOwnership, SessionPath, SessionQuery,
+    EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, SessionPath, SessionQuery,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 
 mod data_planes;
+mod misnamed_replicas;
 mod tier;
 
-use data_planes::{FakeEdge, FakeReplica, addresses, heads, owns_all, sail, tables, wait_quiet};
+use data_planes::{
+    FakeEdge, FakeReplica, addresses, heads, owns_all, report_until, tables, wait_quiet,
+};
+use misnamed_replicas::misnamed_replicas;
 use tier::{patient_times, tier, tier_tenant, tier_with, times};
 
 #[tokio::test]
@@ -28,26 +31,27 @@ async fn a_registered_replica_and_its_edge_get_tables() {
     let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     let mut node = fixture.subscribe("n1").await;
-    assert_eq!(r1.turn().await.number, 1);
-    assert_eq!(r2.turn().await.number, 2);
+    assert_eq!(r1.sync_and_report().await.number, 1);
+    assert_eq!(r2.sync_and_report().await.number, 2);
     e1.sees(&[("r1", true), ("r2", true)]);
-    let has_all = |south: &ManualSubscriber| {
-        let t = tables(south);
+    let has_all = |subscriber: &ManualSubscriber| {
+        let t = tables(subscriber);
+        // Two tenants with a service and a gateway each make four tables.
         t.len() == 4 && t.values().all(|t| heads(t) == [1, 2].into())
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "tables with both heads",
-        |ships, rims| {
-            ships.iter().all(|s| has_all(&s.south))
-                && rims
-                    .iter()
-                    .all(|r| has_all(&r.south) && addresses(&r.south).values().all(|a| a.open))
+        |replicas, edges| {
+            replicas.iter().all(|s| has_all(&s.subscriber))
+                && edges.iter().all(|r| {
+                    has_all(&r.subscriber) && addresses(&r.subscriber).values().all(|a| a.open)
+                })
         },
     )
     .await;
-    let own = addresses(&e1.south);
+    let own = addresses(&e1.subscriber);
     let names: Vec<&str> = own.keys().map(String::as_str).collect();
     let both = |t: &str| {
         [
@@ -57,6 +61,8 @@ async fn a_registered_replica_and_its_edge_get_tables() {
     };
     assert_eq!(names, [both("alpha"), both("beta")].concat());
     for tenant in ["alpha", "beta"] {
+        // The first address of the eighth of gatewayCidrs that az1 has, which is AZ number 1. Both
+        // tenants use the same range.
         assert_eq!(
             own[&format!("{tenant}/canal-system/gateway@az1")].addresses,
             ["10.1.200.1".parse::<std::net::IpAddr>().unwrap()]
@@ -68,6 +74,7 @@ async fn a_registered_replica_and_its_edge_get_tables() {
         "ids are of one space"
     );
     node.settle().await;
+    // A node of alpha sees the addresses of its own tenant, and no table.
     assert!(
         addresses(&node).keys().all(|n| n.starts_with("alpha/")) && addresses(&node).len() == 2,
         "{:?}",
@@ -78,13 +85,18 @@ async fn a_registered_replica_and_its_edge_get_tables() {
         "{:?}",
         node.names()
     );
-    let orders = r1.turn().await;
+    // The edge of its AZ, and no request to drain.
+    let orders = r1.sync_and_report().await;
     assert_eq!((orders.edge.as_str(), orders.drain), ("250.1.0.2", false));
     assert_eq!(orders.hosts, ["250.1.0.2", "250.1.0.3", "250.1.0.4"]);
+    // An edge steers sessions by tables; services, workloads and routes are for gateways.
     assert!(
-        !e1.south.names().iter().any(|n| n.starts_with("Service")
-            || n.starts_with("Workload")
-            || n.starts_with("Route"))
+        !e1.subscriber
+            .names()
+            .iter()
+            .any(|n| n.starts_with("Service")
+                || n.starts_with("Workload")
+                || n.starts_with("Route"))
     );
 }
 
@@ -105,8 +117,8 @@ async fn reuse_the_number_of_r1(
             .values()
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
     };
-    sail(&mut [r3], &mut [e1], "tables without r1", |_, rims| {
-        only(&rims[0].south)
+    report_until(&mut [r3], &mut [e1], "tables without r1", |_, edges| {
+        only(&edges[0].subscriber)
     })
     .await;
     let until = Instant::now() + wait_limit();
@@ -119,11 +131,11 @@ async fn reuse_the_number_of_r1(
         .any(|r| r.name == "r1")
     {
         assert!(Instant::now() < until, "r1 is not forgotten");
-        r3.turn().await;
-        e1.turn().await;
+        r3.sync_and_report().await;
+        e1.sync_and_report().await;
     }
     let mut r2 = FakeReplica::launch(fixture, "r2", "b1", "az1", "250.1.0.4").await;
-    assert_eq!(r2.turn().await.number, 1);
+    assert_eq!(r2.sync_and_report().await.number, 1);
 }
 
 #[tokio::test]
@@ -133,21 +145,22 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     let mut r3 = FakeReplica::launch(&fixture, "r3", "b2", "az1", "250.1.0.5").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true), ("r3", true)]);
+    // The replicas are numbered in the order of their registration.
     let whole = |s: &ManualSubscriber| {
         tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into())
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r3],
         &mut [&mut e1],
         "tables",
-        |_, rims| whole(&rims[0].south),
+        |_, edges| whole(&edges[0].subscriber),
     )
     .await;
     let mut root = fixture.admin("root").await;
     wait_quiet(&mut [&mut r1, &mut r3], &mut [&mut e1], &mut root).await;
     let before = (
-        tables(&e1.south),
-        addresses(&e1.south),
+        tables(&e1.subscriber),
+        addresses(&e1.subscriber),
         root.fleet().await.unwrap().plan,
     );
     fixture.stop().await;
@@ -169,18 +182,18 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true), ("r3", true)]);
     r3.reconnect(&fixture).await;
-    assert_eq!(r3.turn().await.number, 2);
+    assert_eq!(r3.sync_and_report().await.number, 2);
     r1.reconnect(&fixture).await;
-    assert_eq!(r1.turn().await.number, 1);
+    assert_eq!(r1.sync_and_report().await.number, 1);
     // Longer than the grace time, in which the last plan stays whichever replicas report.
     let until = Instant::now() + times().grace + slack() * Duration::from_secs(1);
     while Instant::now() < until {
-        r1.turn().await;
-        r3.turn().await;
-        e1.turn().await;
+        r1.sync_and_report().await;
+        r3.sync_and_report().await;
+        e1.sync_and_report().await;
     }
     assert_eq!(
-        (tables(&e1.south), addresses(&e1.south)),
+        (tables(&e1.subscriber), addresses(&e1.subscriber)),
         (before.0, before.1)
     );
     // Nothing differed for them, so they report the old generation. They are as good as before, and
@@ -200,142 +213,15 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
             .values()
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r3],
         &mut [&mut e1],
         "tables without r1",
-        |_, rims| without(&rims[0].south),
+        |_, edges| without(&edges[0].subscriber),
     )
     .await;
 
     reuse_the_number_of_r1(&fixture, r1, &mut r3, &mut e1, &mut root).await;
-}
-
-fn replica(backend: &str, az: &str, underlay: &str) -> ReplicaReportRequest {
-    ReplicaReportRequest {
-        backend: backend.into(),
-        az: az.into(),
-        underlay: underlay.into(),
-        ..ReplicaReportRequest::default()
-    }
-}
-
-/// A token, a report that it may not send, and the code and the reason of the refusal.
-type MisnamedReplica = (&'static str, ReplicaReportRequest, Code, &'static str);
-
-fn misnamed_replicas() -> Vec<MisnamedReplica> {
-    [replicas_of_others(), replicas_with_wrong_addresses()].concat()
-}
-
-fn replicas_of_others() -> Vec<MisnamedReplica> {
-    vec![
-        (
-            "nobody",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::Unauthenticated,
-            "unknown_token",
-        ),
-        (
-            "n1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "e1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "root",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "r2",
-            replica("b2", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "backend",
-        ),
-        (
-            "r2",
-            replica("b1", "az2", "250.2.0.9"),
-            Code::PermissionDenied,
-            "az",
-        ),
-    ]
-}
-
-fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
-    // One entry more than the limit.
-    let many = ReplicaReportRequest {
-        owned: (0..=canal_controller_core::OWNED_MAX)
-            .map(|i| ServiceOwnership {
-                service: i as u32 + 1,
-                ..ServiceOwnership::default()
-            })
-            .collect(),
-        ..replica("b1", "az1", "250.1.0.3")
-    };
-    vec![
-        (
-            "r2",
-            replica("b1", "az1", "10.1.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.9.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.0.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "here"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.1.0.3"),
-            Code::FailedPrecondition,
-            "underlay_taken",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.2.0.3"),
-            Code::FailedPrecondition,
-            "az_number",
-        ),
-        (
-            "r4",
-            replica("b3", "az2", "250.1.0.9"),
-            Code::FailedPrecondition,
-            "az_number_taken",
-        ),
-        (
-            "r1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::FailedPrecondition,
-            "registered_otherwise",
-        ),
-        (
-            "r2",
-            replica("B!", "az1", "250.1.0.9"),
-            Code::InvalidArgument,
-            "form",
-        ),
-        ("r1", many, Code::InvalidArgument, "entries"),
-    ]
 }
 
 /// Checks that edges are refused that report for another edge, or more than an edge may.
@@ -379,7 +265,7 @@ async fn refuse_misnamed_edges(fixture: &ControllerFixture, client: &mut FleetCl
 async fn unknown_and_misnamed_replicas_are_refused_by_name() {
     let fixture = tier().await;
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
-    r1.turn().await;
+    r1.sync_and_report().await;
     let cases = misnamed_replicas();
     let mut client = FleetClient::new(fixture.channel().await);
     let reasons: BTreeSet<&str> = cases.iter().map(|c| c.3).collect();
@@ -421,16 +307,17 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
                 .values()
                 .all(|t| heads(t) == want.iter().copied().collect::<BTreeSet<_>>())
     };
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| {
-        has(&rims[0].south, &[1])
+    report_until(&mut [&mut r1], &mut [&mut e1], "tables", |_, edges| {
+        has(&edges[0].subscriber, &[1])
     })
     .await;
     // r2 reports but does not acknowledge its resources: it is joining, and no table contains it.
     let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
+    // 20 turns take at least 400 ms, in which the reconciler runs several times.
     for _ in 0..20 {
         r2.report().await.unwrap();
-        r1.turn().await;
-        e1.turn().await;
+        r1.sync_and_report().await;
+        e1.sync_and_report().await;
     }
     let mut root = fixture.admin("root").await;
     let states = |f: &canal_wire::api::FleetResponse| {
@@ -444,17 +331,17 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
         ["r1 active", "r2 joining"]
     );
     assert!(
-        tables(&e1.south)
+        tables(&e1.subscriber)
             .values()
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 1)),
         "{:?}",
-        tables(&e1.south)
+        tables(&e1.subscriber)
     );
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "both heads",
-        |_, rims| has(&rims[0].south, &[1, 2]),
+        |_, edges| has(&edges[0].subscriber, &[1, 2]),
     )
     .await;
     // A new tenant: both replicas have it before the edge gets a table.
@@ -465,14 +352,18 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
     let mut waited = 0;
     while waited < 20 {
         // Only r1 acknowledges its resources.
-        r1.turn().await;
+        r1.sync_and_report().await;
         r2.report().await.unwrap();
-        e1.turn().await;
+        e1.sync_and_report().await;
         assert!(
-            !tables(&e1.south).keys().any(|n| n.starts_with("gamma")),
+            !tables(&e1.subscriber)
+                .keys()
+                .any(|n| n.starts_with("gamma")),
             "a table was published before both acknowledged the tenant"
         );
-        let waits = r1.south.has(ResourceKind::Service, "gamma/shop/a")
+        // Turns count only once the tables wait for r2: before, the new tenant was not compiled
+        // yet.
+        let waits = r1.subscriber.has(ResourceKind::Service, "gamma/shop/a")
             && fixture
                 .metric("canal_controller_fleet_tables_waiting")
                 .await
@@ -483,11 +374,11 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
     let done = |s: &ManualSubscriber| {
         tables(s).len() == 6 && tables(s).values().all(|t| heads(t) == [1, 2].into())
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "gamma's tables",
-        |_, rims| done(&rims[0].south),
+        |_, edges| done(&edges[0].subscriber),
     )
     .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
@@ -501,7 +392,11 @@ async fn check_a_draining_owner(
     root: &mut Operator,
     owned: usize,
 ) {
-    assert_eq!(r1.turn().await.next_ms, 200, "tables are in motion");
+    assert_eq!(
+        r1.sync_and_report().await.next_ms,
+        200,
+        "tables are in motion"
+    );
     let row = root.fleet().await.unwrap().replicas.remove(0);
     assert_eq!(
         (row.state.as_str(), row.drain_requested, row.heads, row.up),
@@ -544,13 +439,14 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     let both = |s: &ManualSubscriber| {
         tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into())
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "tables",
-        |_, rims| both(&rims[0].south),
+        |_, edges| both(&edges[0].subscriber),
     )
     .await;
+    // The buckets of which r1 is the head.
     let headed = |s: &ManualSubscriber| -> Vec<(String, usize)> {
         let of = |(name, t): (String, BucketTable)| {
             (0..t.chains.len())
@@ -560,33 +456,36 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         };
         tables(s).into_iter().flat_map(of).collect()
     };
-    let owned = headed(&e1.south);
+    let owned = headed(&e1.subscriber);
+    // r1 is the head of half of the 128 buckets of four tables, about 256.
     assert!(owned.len() > 100, "{}", owned.len());
     let mut root = fixture.admin("root").await;
     refuse_wrong_drains(&fixture, &mut root).await;
+    // The replica owns a session in each bucket, so that no chain may drop it.
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
     // Its buckets get other heads a few at a time. It stays in all of their chains, also for some
     // turns after it is the head of none.
     let until = Instant::now() + wait_limit();
+    // Ten turns without head: an owner that is dropped with its last head would be noticed.
     let mut turns_without_head = 0;
     while turns_without_head < 10 {
         assert!(
             Instant::now() < until,
             "it is still the head of {} buckets",
-            headed(&e1.south).len()
+            headed(&e1.subscriber).len()
         );
         owns_all(&mut r1);
-        let orders = r1.turn().await;
+        let orders = r1.sync_and_report().await;
         assert!(orders.drain);
-        r2.turn().await;
-        e1.turn().await;
-        let now = tables(&e1.south);
+        r2.sync_and_report().await;
+        e1.sync_and_report().await;
+        let now = tables(&e1.subscriber);
         let kept = |(name, bucket): &(String, usize)| {
             now[name].chains[*bucket].iter().any(|n| n.get() == 1)
         };
         assert!(owned.iter().all(kept), "an owner was dropped");
-        turns_without_head = if headed(&e1.south).is_empty() {
+        turns_without_head = if headed(&e1.subscriber).is_empty() {
             turns_without_head + 1
         } else {
             0
@@ -600,29 +499,29 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
             .values()
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
     };
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "chains without r1",
-        |_, rims| free(&rims[0].south),
+        |_, edges| free(&edges[0].subscriber),
     )
     .await;
     // r1 may take sessions again.
     root.undrain("r1").await.unwrap();
-    sail(
+    report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "both heads again",
-        |_, rims| both(&rims[0].south),
+        |_, edges| both(&edges[0].subscriber),
     )
     .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
-fn all_open(ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]) -> bool {
-    rims.iter()
-        .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
-        && !ships.is_empty()
+fn all_open(replicas: &[&mut FakeReplica], edges: &[&mut FakeEdge]) -> bool {
+    edges.iter().all(|r| {
+        addresses(&r.subscriber).len() == 4 && addresses(&r.subscriber).values().all(|a| a.open)
+    }) && !replicas.is_empty()
 }
 
 /// Checks that the edge of az2, which is back, reports its replica as down and as up again.
@@ -633,15 +532,15 @@ async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut 
             .iter()
             .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
     };
-    sail(
+    report_until(
         &mut [&mut *r1, &mut *r4],
         &mut [&mut *e1, &mut *e2],
         "r4 down",
-        |ships, _| down(&ships[0].south),
+        |replicas, _| down(&replicas[0].subscriber),
     )
     .await;
     e2.sees(&[("r4", true)]);
-    sail(
+    report_until(
         &mut [&mut *r1, &mut *r4],
         &mut [&mut *e1, &mut *e2],
         "open addresses again",
@@ -673,9 +572,9 @@ async fn forget_the_dead_r4(
             "r4 is not forgotten: {:?}",
             root.fleet().await
         );
-        r1.turn().await;
-        e1.turn().await;
-        e2.turn().await;
+        r1.sync_and_report().await;
+        e1.sync_and_report().await;
+        e2.sync_and_report().await;
     }
 }
 
@@ -688,10 +587,11 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     let mut e2 = FakeEdge::launch(&fixture, "e2", "az2", "250.2.0.2").await;
     let mut node = fixture.subscribe("n1").await;
     e1.sees(&[("r1", true)]);
+    // Alpha has one address per AZ and per service at its own node: two services, two AZs.
     e2.sees(&[("r4", true)]);
     let open =
         |s: &ManualSubscriber| addresses(s).len() == 2 && addresses(s).values().all(|a| a.open);
-    sail(
+    report_until(
         &mut [&mut r1, &mut r4],
         &mut [&mut e1, &mut e2],
         "open addresses",
@@ -709,22 +609,22 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     assert_eq!(names, want.map(String::from).into());
     // No data plane gets tables of another AZ.
     assert!(
-        tables(&e1.south).keys().all(|n| n.ends_with("@az1"))
-            && tables(&r1.south).keys().all(|n| n.ends_with("@az1"))
+        tables(&e1.subscriber).keys().all(|n| n.ends_with("@az1"))
+            && tables(&r1.subscriber).keys().all(|n| n.ends_with("@az1"))
     );
     assert!(
-        tables(&e2.south).keys().all(|n| n.ends_with("@az2"))
-            && tables(&r4.south).keys().all(|n| n.ends_with("@az2"))
+        tables(&e2.subscriber).keys().all(|n| n.ends_with("@az2"))
+            && tables(&r4.subscriber).keys().all(|n| n.ends_with("@az2"))
     );
     // The edge of az2 falls silent, so its addresses close.
     let reported = Instant::now();
-    e2.turn().await;
+    e2.sync_and_report().await;
     let begun = Instant::now();
     let until = begun + wait_limit();
     let closed = loop {
-        r1.turn().await;
-        r4.turn().await;
-        e1.turn().await;
+        r1.sync_and_report().await;
+        r4.sync_and_report().await;
+        e1.sync_and_report().await;
         node.drain(Duration::from_millis(5)).await;
         let shut: Vec<bool> = addresses(&node)
             .iter()
@@ -741,6 +641,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     assert_time(
         "time until a silent edge's AZ is closed",
         closed.duration_since(begun),
+        // The 1.6 s are 1 s beyond the 600 ms of `edge_silent` in the timing tier.
         Duration::from_millis(1600),
     );
     assert!(
@@ -781,8 +682,8 @@ async fn a_gateway_has_the_identity_of_tenants_on_its_backend_only() {
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true)]);
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |ships, _| {
-        tables(&ships[0].south).len() == 4
+    report_until(&mut [&mut r1], &mut [&mut e1], "tables", |replicas, _| {
+        tables(&replicas[0].subscriber).len() == 4
     })
     .await;
     fixture.certificate("r1", Some(&name), None).await.unwrap();
@@ -804,8 +705,8 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
     let served = |s: &ManualSubscriber| {
         tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1].into())
     };
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| {
-        served(&rims[0].south)
+    report_until(&mut [&mut r1], &mut [&mut e1], "tables", |_, edges| {
+        served(&edges[0].subscriber)
     })
     .await;
     let (mut root, mut ann) = (fixture.admin("root").await, fixture.admin("ann").await);
@@ -814,6 +715,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
         own.replicas.is_empty() && own.edges.is_empty() && own.blast.is_empty(),
         "{own:?}"
     );
+    // alpha's operator sees the two services of its tenant.
     assert_eq!(
         own.services
             .iter()
@@ -838,6 +740,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
         .iter()
         .map(|s| (s.replica.clone(), s.heads))
         .collect();
+    // The only replica is the head of all 128 buckets.
     assert_eq!((why.tables.len(), seats), (1, vec![("r1".to_owned(), 128)]));
     assert!(
         why.unmet_constraints
@@ -866,7 +769,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
 
 /// Lets r1 find a session of each service, and the edges a path of the session of `mine`.
 async fn answer_queries(r1: &mut FakeReplica, edges: [&mut FakeEdge; 2], mine: u32, others: u32) {
-    let queries = r1.turn().await.queries;
+    let queries = r1.sync_and_report().await.queries;
     // Both tenants have a client with this address.
     let session = |service| FoundSession { service, port: 80 };
     r1.state.found = queries
@@ -876,8 +779,8 @@ async fn answer_queries(r1: &mut FakeReplica, edges: [&mut FakeEdge; 2], mine: u
             sessions: vec![session(mine), session(others)],
         })
         .collect();
-    for rim in edges {
-        let queries = rim.turn().await.queries;
+    for edge in edges {
+        let queries = edge.sync_and_report().await.queries;
         let path = |q: &SessionQuery| SessionPath {
             query: q.id,
             chain: vec![1],
@@ -885,7 +788,7 @@ async fn answer_queries(r1: &mut FakeReplica, edges: [&mut FakeEdge; 2], mine: u
             tunnel_port: 40_001,
             ..SessionPath::default()
         };
-        rim.state.paths = queries
+        edge.state.paths = queries
             .iter()
             .filter(|q| (q.service, q.port, q.client.as_str()) == (mine, 80, "10.1.1.9:4000"))
             .map(path)
@@ -901,19 +804,20 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     let mut e1b = FakeEdge::launch(&fixture, "e1b", "az1", "250.1.0.5").await;
+    // Two ports in network byte order: 40,000 and 40,001.
     r1.state.tunnel_ports = vec![0x9c, 0x40, 0x9c, 0x41];
-    for rim in [&mut e1, &mut e1b] {
-        rim.state.anycast = "250.1.255.1".into();
-        rim.sees(&[("r1", true)]);
+    for edge in [&mut e1, &mut e1b] {
+        edge.state.anycast = "250.1.255.1".into();
+        edge.sees(&[("r1", true)]);
     }
-    sail(
+    report_until(
         &mut [&mut r1],
         &mut [&mut e1, &mut e1b],
         "tables at both edges",
-        |_, rims| rims.iter().all(|r| tables(&r.south).len() == 4),
+        |_, edges| edges.iter().all(|r| tables(&r.subscriber).len() == 4),
     )
     .await;
-    let orders = r1.turn().await;
+    let orders = r1.sync_and_report().await;
     assert_eq!(
         (orders.edge.as_str(), &orders.hosts[..]),
         (
@@ -921,15 +825,15 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             &["250.1.255.1".to_string(), "250.1.0.3".to_string()][..]
         )
     );
-    let response = e1.turn().await;
+    let response = e1.sync_and_report().await;
     assert_eq!(
         (response.tunnels.len(), &response.tunnels[0].ports),
         (1, &r1.state.tunnel_ports)
     );
     e1.state.tunnels_version = response.tunnels_version;
-    assert!(e1.turn().await.tunnels.is_empty(), "it has them");
+    assert!(e1.sync_and_report().await.tunnels.is_empty(), "it has them");
 
-    let ids: BTreeMap<String, u32> = tables(&e1.south)
+    let ids: BTreeMap<String, u32> = tables(&e1.subscriber)
         .values()
         .map(|t| (t.service.to_string(), t.id.get()))
         .collect();
@@ -947,8 +851,7 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             .code(),
         Code::InvalidArgument
     );
-    // Data planes have some seconds to answer; after a pause of the machine some are late, and the
-    // query is repeated.
+    // After a pause of the machine some answers come too late, so the query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + wait_limit();
         loop {

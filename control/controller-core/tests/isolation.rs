@@ -49,12 +49,14 @@ fn large(services: usize) -> String {
 async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
     let fixture = ControllerFixture::with(
         ControllerLimits {
+            // Two workers: one stays free while the first tenant's change is compiled.
             compile_workers: 2,
             ..ControllerLimits::default()
         },
         two_tenants,
     )
     .await;
+    // 8,000 services take seconds to compile, which leaves time for the changes of others.
     let text = large(8_000);
     let mut diffs = tokio::task::JoinSet::new();
     let done = Arc::new(AtomicUsize::new(0));
@@ -73,6 +75,8 @@ async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
             .await
     };
     let done = || done.load(Ordering::Relaxed);
+    // A dry run that has already ended leaves fewer than four, and would never satisfy the first
+    // part.
     until("four dry runs", async || {
         waiting().await >= 4.0 || done() > 0
     })
@@ -176,6 +180,7 @@ async fn use_a_smaller_share(fixture: &ControllerFixture, n1: &mut ManualSubscri
 
 #[tokio::test]
 async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
+    // Four padded objects of 8,000 bytes fit, and a fifth does not.
     const SHARE: u64 = 40_000;
     let mut limits = ControllerLimits::default();
     limits
@@ -234,6 +239,7 @@ async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
         .config
         .limits
         .shares
+        // Alpha's four objects exceed the half of its share.
         .set(ShareKind::ConfigurationBytes, Share::Amount(20_000));
     fixture.start().await;
     let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
@@ -273,6 +279,7 @@ async fn compiled_bytes_are_bounded_too() {
 async fn compiled_resources_are_bounded_too() {
     let mut limits = ControllerLimits::default();
     limits
+        // 100 resources lie between the 50 and the 120 rules that are applied below.
         .shares
         .set(ShareKind::CompiledResources, Share::Amount(100));
     let fixture = ControllerFixture::with(limits, two_tenants).await;
@@ -299,6 +306,7 @@ async fn compiled_resources_are_bounded_too() {
     );
     ann.must_apply("alpha", &[&rules(50)]).await;
     let used = "canal_share_used{limit=\"compiled_resources\",tenant=\"alpha\"}";
+    // Each of the 50 rules is a resource, beside the services.
     assert!(fixture.metric(used).await > 50.0);
     // The provider's setting for one tenant holds at the next change.
     fixture.write(
@@ -337,13 +345,13 @@ fn patterns(services: usize, rules: usize) -> String {
     text
 }
 
-/// N2: regular expressions count what their automata take in each gateway, over all services of the
-/// tenant.
+/// N2: regular expressions count what their automata take in each gateway, over all services.
 #[tokio::test]
 async fn route_tables_are_bounded_over_all_services() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
     let (mut ann, mut root) = (fixture.admin("ann").await, fixture.admin("root").await);
     let used = "canal_share_used{limit=\"route_table_bytes\",tenant=\"alpha\"}";
+    // 450 services with 22 expressions each exceed the default share of 128 MiB many times.
     let refused = ann.apply("alpha", &[&patterns(450, 22)]).await.unwrap();
     let said = errors(&refused.diagnostics).join("; ");
     let share = ShareKind::RouteTableBytes.default_share().of(u64::MAX);
@@ -357,6 +365,7 @@ async fn route_tables_are_bounded_over_all_services() {
         .and_then(|rest| rest.split(' ').next()?.parse().ok())
         .expect("a number of bytes");
     assert!(
+        // A compiler that read on beyond the share would count several times as much.
         (share..2 * share).contains(&counted),
         "the compiler stopped there: {said}"
     );
@@ -376,6 +385,7 @@ async fn route_tables_are_bounded_over_all_services() {
     let refusals = fixture
         .metric("canal_share_refused_total{limit=\"route_table_bytes\",tenant=\"alpha\"}")
         .await;
+    // One refusal of the apply, and one of the diff.
     assert_eq!(refusals, 2.0);
     ann.must_apply("alpha", &[&patterns(2, 22)]).await;
     // 44 automata of 72 KB and more, several times each.
@@ -442,6 +452,7 @@ async fn a_reduced_share_does_not_remove_resources_from_data_planes() {
         .config
         .limits
         .shares
+        // The two services exceed 100,000 bytes: one expression alone takes 72 KB and more.
         .set(ShareKind::RouteTableBytes, Share::Amount(100_000));
     fixture.start().await;
     let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
@@ -545,6 +556,7 @@ async fn objects_beyond_the_share_are_not_read() {
         .await
         .unwrap();
     assert!(
+        // The values are arbitrary; the status must repeat them.
         !applied.accepted && errors(&applied.diagnostics).len() == 1,
         "{:?}",
         errors(&applied.diagnostics)
@@ -573,6 +585,7 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
     assert_eq!(
         of(status.shares),
         [
+            // `of` leaves out the use that the controller itself reports.
             seen_use("gateway g1", "alpha", 7),
             seen_use("nodes", "alpha", 7)
         ]

@@ -258,6 +258,7 @@ const REFUSAL_CASES: [RefusalCase<'static>; 10] = [
 
 #[tokio::test]
 async fn refusals_by_json_have_a_status_a_reason_and_a_counter() {
+    // Below the default, so that a short request exceeds it.
     let limits = ControllerLimits {
         request_bytes: 4096,
         ..ControllerLimits::default()
@@ -271,6 +272,7 @@ async fn refusals_by_json_have_a_status_a_reason_and_a_counter() {
     })
     .await;
     let mut channel = fixture.channel().await;
+    // 8,192 bytes are twice the limit.
     let long = json!({ "files": [{ "path": "x", "yaml": "#".repeat(8192) }] }).to_string();
     let too_long = (
         Method::POST,

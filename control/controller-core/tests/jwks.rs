@@ -121,6 +121,7 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
     );
     let mut g1 = fixture.subscribe("g1").await;
     until_keys(&mut g1, "web", Some("one")).await;
+    // A 304 proves that the set is fetched again with its ETag.
     counted(&fixture, "unchanged").await;
     issuer.lock().unwrap().body = set("second");
     until_keys(&mut g1, "web", Some("second")).await;
@@ -131,6 +132,7 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
         (
             "200 OK",
             format!(
+                // The padding alone has as many bytes as the limit, so the body exceeds it.
                 "{{\"keys\":[],\"x\":\"{}\"}}",
                 "x".repeat(canal_controller_core::JWKS_BYTES_MAX)
             ),
@@ -141,6 +143,7 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
             let mut issuer = issuer.lock().unwrap();
             (issuer.status, issuer.body) = (status, body);
         }
+        // The counter proves that the issuer's answer was read before the key set is checked.
         counted(&fixture, outcome).await;
     }
     g1.settle().await;
@@ -183,6 +186,8 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
         ];
     })
     .await;
+    // 40 slow issuers are ten times the fetches that a tenant may have at once,
+    // JWKS_FETCHES_PER_TENANT_MAX.
     let many: Vec<String> = (0..40)
         .map(|i| authentication(&format!("slow{i}"), &format!("http://{slow}/{i}")))
         .collect();
@@ -208,6 +213,7 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
         }
     })
     .await;
+    // One fetch that waits for a slow issuer takes 5 s: beta must not wait for even one of them.
     assert_time(
         "time until a tenant has its keys beside one with slow issuers",
         begun.elapsed(),
@@ -218,7 +224,7 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
 
 #[tokio::test]
 async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
-    let (address, asked) = issuer().await;
+    let (address, unlisted) = issuer().await;
     let (other, _) = issuer().await;
     let fixture = fixture(other).await;
     let cases = [
@@ -249,9 +255,11 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
         counted(&fixture, outcome).await;
         assert_eq!(keys(&g1, name).is_some(), *outcome == "fetched", "{name}");
     }
-    assert_eq!(asked.lock().unwrap().requests, 0);
-    std::fs::write(fixture.path("alpha/keys/own.json"), set("turned")).unwrap();
-    until_keys(&mut g1, "inside", Some("turned")).await;
+    // The host that is not listed got no request.
+    assert_eq!(unlisted.lock().unwrap().requests, 0);
+    // A key set in a file is read again after the refresh interval.
+    std::fs::write(fixture.path("alpha/keys/own.json"), set("changed")).unwrap();
+    until_keys(&mut g1, "inside", Some("changed")).await;
     let mut root = fixture.admin("root").await;
     let until = Instant::now() + wait_limit();
     while !root

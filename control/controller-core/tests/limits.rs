@@ -42,6 +42,7 @@ async fn streams_and_names() {
         names: 4,
         ..ControllerLimits::default()
     };
+    // All of the capacity, so that the limit on all streams is reached and not the tenant's share.
     limits
         .shares
         .set(ShareKind::ControllerStreams, Share::Percent(100));
@@ -56,6 +57,7 @@ async fn streams_and_names() {
     };
     assert_eq!(over.code(), Code::ResourceExhausted, "{over}");
     drop(second);
+    // The controller counts the stream until it notices that its connection has ended.
     let until = Instant::now() + wait_limit();
     while fixture
         .metric("canal_controller_subscribers{kind=\"node\"}")
@@ -70,6 +72,7 @@ async fn streams_and_names() {
     let resource = first.resources.values().next().unwrap().1.clone();
     let lists = |tenant: &'static str| {
         let resource = resource.clone();
+        // Five names are one more than the limit.
         (0..5).map(move |i| {
             (
                 (ResourceKind::Service, format!("{tenant}/shop/s{i}")),
@@ -95,10 +98,12 @@ async fn streams_and_names() {
 
 #[tokio::test]
 async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
+    // As many streams as are opened below, so that each further one must revoke one.
     let mut limits = ControllerLimits {
         streams: 6,
         ..ControllerLimits::default()
     };
+    // All of the capacity: the tenant reaches the limit within its share.
     limits
         .shares
         .set(ShareKind::ControllerStreams, Share::Percent(100));
@@ -110,8 +115,10 @@ async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
     let of_alpha = |metric: &str| {
         format!("canal_share_{metric}{{limit=\"controller_streams\",tenant=\"alpha\"}}")
     };
+    // The comparison has a tolerance, because metrics are read as floating-point numbers.
     assert!((fixture.metric(&of_alpha("used")).await - 6.0).abs() < 0.1);
     let mut others = Vec::new();
+    // Each new stream ends the oldest stream of the tenant with the most.
     for (token, ended) in [("m1", 0), ("g1", 1)] {
         let mut other = fixture.subscribe(token).await;
         other.settle().await;
@@ -158,6 +165,7 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     let mut limits = ControllerLimits::default();
     limits
         .shares
+        // Five names of 22 bytes exceed 64 bytes.
         .set(ShareKind::SubscriptionBytes, Share::Amount(64));
     let fixture = ControllerFixture::with(limits, alpha).await;
     let mut node = fixture.subscribe("n1").await;
@@ -178,6 +186,7 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     refused(&fixture, "subscription_bytes").await;
     // The provider's gateways, and streams that bring no names, go on. What the ended stream had
     // taken is given back.
+    // The share of subscriptionBytes does not apply to the provider's gateways.
     ManualSubscriber::open(fixture.channel().await, "g1", claims())
         .await
         .settle()
@@ -295,7 +304,9 @@ async fn silent(fixture: &ControllerFixture) -> tokio_rustls::client::TlsStream<
         .unwrap();
     let mut config = config.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
-    let tcp = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let tcp = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     let name = rustls::pki_types::ServerName::try_from(canal_wire::CONTROLLER_NAME).unwrap();
     tokio_rustls::TlsConnector::from(std::sync::Arc::new(config))
         .connect(name, tcp)
@@ -385,6 +396,7 @@ async fn one_nodes_requests_block_no_other_nodes_certificates() {
     let fixture = ControllerFixture::with(limits, alpha).await;
     let csr = fixture::fresh_csr();
     let (mut made, mut limited) = (0, 0);
+    // Four bursts, so that some requests fail even if the bucket refills on a slow machine.
     for _ in 0..4 * BURST {
         match fixture
             .certificate("n1", Some(&component("n1")), Some(csr.clone()))
@@ -398,6 +410,7 @@ async fn one_nodes_requests_block_no_other_nodes_certificates() {
             }
         }
     }
+    // The bucket refills while the requests are sent, so more than the burst may be issued.
     assert!(
         made >= BURST && limited > BURST,
         "{made} made, {limited} refused"
@@ -419,6 +432,8 @@ async fn one_nodes_requests_block_no_other_nodes_certificates() {
 #[tokio::test]
 async fn a_tenants_certificates_fill_its_share_and_no_others() {
     let limits = ControllerLimits {
+        // Tenants may take 90 of the 100, since the provider's reserve is a tenth; alpha's share is
+        // a tenth of the 90.
         issued: 100,
         ..ControllerLimits::default()
     };
@@ -433,6 +448,7 @@ async fn a_tenants_certificates_fill_its_share_and_no_others() {
             Ok(_) => made += 1,
             Err(e) => break e,
         }
+        // No more than the capacity can be issued, so a missing share is noticed.
         assert!(made < 100, "no end");
     };
     assert_eq!(
@@ -488,14 +504,18 @@ async fn handshakes() {
         |_| {},
     )
     .await;
-    let mut idle = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let mut idle = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     assert_eq!(
         idle.read(&mut [0; 1]).await.unwrap_or(0),
         0,
         "a silent connection is closed"
     );
     refused(&fixture, "handshake_deadline").await;
-    let mut rude = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let mut rude = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut rude, b"GET / HTTP/1.1\r\n\r\n")
         .await
         .unwrap();
@@ -533,7 +553,7 @@ async fn tokens_and_requests() {
 #[tokio::test]
 async fn admin_connections() {
     let fixture = ControllerFixture::empty().await;
-    let address = fixture.hub().admin_address().unwrap();
+    let address = fixture.controller().admin_address().unwrap();
     let mut open = Vec::new();
     for _ in 0..ADMIN_CONNECTIONS_MAX {
         open.push(TcpStream::connect(address).await.unwrap());

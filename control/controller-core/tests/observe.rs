@@ -130,7 +130,7 @@ async fn narrow_channel(fixture: &ControllerFixture) -> Channel {
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(root))
         .domain_name(canal_wire::CONTROLLER_NAME);
-    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.hub().address()))
+    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.controller().address()))
         .unwrap()
         .tls_config(tls)
         .unwrap();
@@ -238,6 +238,7 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
 
     let (mut own, _) = begun(&fixture, "ann", logs("n1")).await;
     let (id, begin) = n1.begin().await;
+    // 9 is the number of lines that `logs` requests.
     assert_eq!(
         (begin.tenant.as_str(), begin.tail),
         ("", 9),
@@ -284,9 +285,11 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
     let (slow_id, _) = g1.begin().await;
     assert_eq!(next(&mut slow).await.listening, ["g1"]);
 
+    // With its cost a piece counts for 32 KiB, so the window is exactly eight pieces.
     let piece = vec![b'x'; OBSERVE_DATA_BYTES_MAX - 64];
     let cost = piece.len() as u64 + OBSERVE_ANSWER_COST;
     let (mut credit, mut fast_credit, mut sent) = (OBSERVE_WINDOW_BYTES, OBSERVE_WINDOW_BYTES, 0);
+    // The fast reader takes 64 pieces, eight windows, while the slow one reads nothing.
     for _ in 0..64 {
         while credit >= cost {
             g1.send_answer(slow_id, &piece).await;
@@ -303,16 +306,19 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
         g1.send_answer(fast_id, &piece).await;
         assert_eq!(next(&mut fast).await.data.len(), piece.len());
     }
+    // Answers that left the controller into the buffers on the path give their credit back.
     assert!(
         sent <= OBSERVE_WINDOW_BYTES + (192 << 10),
         "what nobody read is not asked for: {sent}"
     );
+    // Once the operator reads again, the controller grants new credit.
     let mut read = 0;
     while read < sent {
         read += next(&mut slow).await.data.len() as u64 + OBSERVE_ANSWER_COST;
     }
     while !matches!(g1.order().await, (id, Order::Credit(_)) if id == slow_id) {}
     // A session that gets more than there is credit for ends, and no other one.
+    // Three windows in sequence are more than the credit, whatever was granted meanwhile.
     for _ in 0..3 * OBSERVE_WINDOW_BYTES / cost {
         g1.send_answer(slow_id, &piece).await;
     }
@@ -330,6 +336,8 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
 async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), |config| {
         let alpha = crate::fixture::tenant("alpha", 1)
+            // The share of the Tenant is below OBSERVATIONS_PER_OPERATOR_MAX, so it is reached
+            // first.
             .replace("spec: {vni", "spec: {shares: {observations: 2}, vni");
         crate::fixture::write(config, "alpha/mesh.yaml", &alpha);
     })
@@ -365,6 +373,7 @@ async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
         );
     }
     let open = "canal_controller_observations{subject=\"tap\"}";
+    // Two of ann, and OBSERVATIONS_PER_OPERATOR_MAX (8) of root.
     assert!((fixture.metric(open).await - 10.0).abs() < 0.1);
     let status = fixture.admin("ann").await.status().await;
     let row = status

@@ -49,7 +49,7 @@ fn tenant(name: &str, vni: u8, services: u32) -> String {
 /// A fake replica or edge, with the resources that it receives.
 struct FakeTierMember {
     token: &'static str,
-    south: ManualSubscriber,
+    subscriber: ManualSubscriber,
     client: FleetClient<Channel>,
 }
 
@@ -58,13 +58,14 @@ impl FakeTierMember {
         let client = FleetClient::new(fixture.channel().await);
         Self {
             token,
-            south: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new()).await,
+            subscriber: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new())
+                .await,
             client,
         }
     }
     /// Receives responses, and reports. Returns false if the controller has ended.
     async fn report(&mut self) -> bool {
-        self.south.drain(Duration::from_millis(20)).await;
+        self.subscriber.drain(Duration::from_millis(20)).await;
         let n: u8 = self.token[1..].parse().unwrap();
         if self.token.starts_with('e') {
             let seen = (1..=4_u8)
@@ -78,7 +79,7 @@ impl FakeTierMember {
             let state = EdgeReportRequest {
                 az,
                 underlay,
-                generation: self.south.generation,
+                generation: self.subscriber.generation,
                 seen,
                 ..EdgeReportRequest::default()
             };
@@ -92,7 +93,7 @@ impl FakeTierMember {
                 backend: format!("b{n}"),
                 az: format!("az{az}"),
                 underlay: format!("250.{az}.0.{}", n + 10),
-                generation: self.south.content,
+                generation: self.subscriber.content,
                 ..ReplicaReportRequest::default()
             };
             self.client
@@ -103,14 +104,14 @@ impl FakeTierMember {
     }
 }
 
-fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
+fn open(subscriber: &ManualSubscriber) -> BTreeMap<String, bool> {
     let of = |resource: &Resource| match resource {
         Resource::Address(a) if a.service.to_string() == "beta/shop/s1" => {
             Some((a.az.to_string(), a.open))
         }
         _ => None,
     };
-    south
+    subscriber
         .resources
         .values()
         .filter_map(|(_, resource)| of(resource))
@@ -145,12 +146,12 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     println!("{SERVICES} services: started");
-    let (silence, hush) = tokio::sync::watch::channel(false);
+    let (silence, is_silent) = tokio::sync::watch::channel(false);
     for token in ["r1", "r2", "r3", "r4", "e1", "e2"] {
-        let mut sailor = FakeTierMember::new(&fixture, token).await;
-        let hush = hush.clone();
+        let mut member = FakeTierMember::new(&fixture, token).await;
+        let is_silent = is_silent.clone();
         tokio::spawn(async move {
-            while !(token == "e1" && *hush.borrow()) && sailor.report().await {
+            while !(token == "e1" && *is_silent.borrow()) && member.report().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
@@ -169,6 +170,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     silence.send(true).unwrap();
     let begun = Instant::now();
     // The compilation begins shortly before the AZ is due to be closed.
+    // Half of the timeout, so that the compilation has begun when the AZ is due.
     tokio::time::sleep(SILENT / 2).await;
     write(
         fixture.config.config_dir.as_ref().unwrap(),

@@ -84,6 +84,7 @@ fn check_direct_endpoint(n1: &ManualSubscriber) {
 async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     let fixture = ControllerFixture::two_tenants().await;
     let (mut root, mut ann) = (fixture.admin("root").await, fixture.admin("ann").await);
+    // A port named `redis` is a direct port: the annotation below is the only thing that ends it.
     let cache = |annotations: &str| {
         service(1, "cache", 9)
             .replace("name: http", "name: redis")
@@ -94,6 +95,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     root.must_apply(
         "alpha",
         &[
+            // Neither pod is on n1, so it can know them only as direct endpoints.
             &pod(1, "cache-0", "cache", "n2", 7, true),
             &pod(1, "cache-1", "cache", "n2", 8, false),
         ],
@@ -137,6 +139,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
              {{selector: {{matchLabels: {{app: cache}}}}, action: ALLOW, rules: [{{from: [{{source: {{namespaces: [{namespace}]}}}}]}}]}}\n"
         )
     };
+    // n1 needs a workload of its own, since policies are evaluated for its workloads.
     root.must_apply("alpha", &[&pod(1, "web-0", "web", "n1", 9, true)])
         .await;
     n1.settle().await;
@@ -203,6 +206,7 @@ async fn one_batch_is_ordered_without_dangling_references() {
     let kinds: Vec<&str> = first.iter().map(|l| l.split(' ').next().unwrap()).collect();
     let all: Vec<String> = ResourceKind::ALL
         .iter()
+        // The log omits manifests.
         .filter(|kind| **kind != ResourceKind::Manifest)
         .map(|kind| format!("{kind:?}"))
         .collect();
@@ -292,6 +296,7 @@ async fn a_nack_carries_its_reason_and_blocks_no_other() {
     );
     let row = root.subscriber("g1").await;
     assert_eq!(
+        // 1.2.3 is the version that the fixture's subscribers report.
         (row.nack.as_str(), row.version.as_str()),
         ("alpha/shop/c is not good", "1.2.3")
     );
@@ -318,6 +323,7 @@ async fn a_nack_carries_its_reason_and_blocks_no_other() {
         "the refused one is not sent again, others are"
     );
     s.refuses.clear();
+    // Another address, so that the resource differs from the refused one.
     ann.must_apply("alpha", &[&service(1, "c", 33)]).await;
     assert_eq!(s.settle().await, ["Service +alpha/shop/c"]);
     assert_eq!(root.subscriber("g1").await.nack, "");
@@ -337,6 +343,7 @@ async fn a_thousand_changes_converge_in_few_messages() {
     let begun = Instant::now();
     for i in 1..=1000u32 {
         let generation = ann
+            // The sum of the weights is always 1,000, and each change differs from the one before.
             .must_apply(
                 "alpha",
                 &[&route("r", "a", &[("a", i), ("b", 1000 - i.min(1000))])],
@@ -360,6 +367,7 @@ async fn a_thousand_changes_converge_in_few_messages() {
         .find(|s| s.name == "g1")
         .unwrap();
     assert_eq!((row.generation_wanted, row.generation_acked), (last, last));
+    // 20 responses are acknowledged during the changes; the other 10 leave a margin for the end.
     assert!(
         row.responses_sent - before <= 30,
         "{} messages for 1000 changes",
@@ -437,7 +445,7 @@ async fn one_pod_among_ten_thousand_is_one_small_message() {
         std::fs::write(config.join("alpha/all.yaml"), all.join("---\n")).unwrap();
     })
     .await;
-    let relay = Relay::to(fixture.hub().address()).await;
+    let relay = Relay::to(fixture.controller().address()).await;
     let mut g1 = ManualSubscriber::open(
         fixture.channel_to(relay.address).await,
         "g1",
@@ -458,6 +466,7 @@ async fn one_pod_among_ten_thousand_is_one_small_message() {
     );
 
     let mut root = fixture.admin("root").await;
+    // The pod's address is above those of the fleet.
     let begun = Instant::now();
     root.must_apply("alpha", &[&pod(1, "new", "a", "n1", 30_000, true)])
         .await;
@@ -475,6 +484,7 @@ async fn one_pod_among_ten_thousand_is_one_small_message() {
         root.subscriber("g1").await.bytes_sent - before,
         relay.down() - down,
     );
+    // 2 KiB hold one Workload with its envelope, and are far less than 10,000 of them.
     assert!(
         sent <= 2048 && wire <= 2048,
         "{sent} bytes of message, {wire} bytes on the wire"
@@ -499,7 +509,7 @@ async fn a_half_open_connection_is_found() {
         ..ControllerLimits::default()
     };
     let fixture = ControllerFixture::with(limits, |_| {}).await;
-    let relay = Relay::to(fixture.hub().address()).await;
+    let relay = Relay::to(fixture.controller().address()).await;
     let mut s = ManualSubscriber::open(
         fixture.channel_to(relay.address).await,
         "n1",

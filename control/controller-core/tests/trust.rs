@@ -289,6 +289,7 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
         "beta's keys are where its gateways are: {:?}",
         kb.names()
     );
+    // A case that succeeds has no reason; its counter of `none` does not exist.
     for (what, token, identity, want) in key_cases() {
         let before = refused(&fixture, want.unwrap_or("none")).await;
         let got = fixture.certificate(token, Some(&identity), None).await;
@@ -318,6 +319,7 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
             "keys: {location: KeyServer, fallback: Local}, podCidrs",
         ),
     );
+    // The certificate service uses the new setting once the file was compiled.
     let until = Instant::now() + wait_limit();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
         assert!(
@@ -438,6 +440,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
         "alpha/mesh.yaml",
         &tenant("alpha", 1).replace("podCidrs", "keys: {algorithm: Rsa2048}, podCidrs"),
     );
+    // The file is compiled with a delay.
     let until = Instant::now() + wait_limit();
     while fixture
         .certificate_of("n1", A, None, Some(rsa.clone()))
@@ -668,6 +671,7 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
         .await
         .unwrap()
         .cert_chain;
+    // Two certificates of the identity, so that its revocation must find both.
     let gone = fixture
         .certificate("n1", Some(A), None)
         .await
@@ -733,6 +737,7 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     );
     assert!(fixture.certificate("n1", Some(A), None).await.is_err());
     let mut ca = CaCli::of(&fixture).await;
+    // Three: both certificates of A, and the one of B that was revoked by its serial.
     assert_eq!(
         (
             ca.status().await.revoked,
@@ -765,6 +770,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
     let mut fixture = two_tenants("keys: {location: KeyServer}, ").await;
     let has_bundle =
         |h: &fixture::ReceivedResources| h.contains_key(&(ResourceKind::Bundle, PARTS.into()));
+    // One subscriber of each kind that shows or verifies certificates of components.
     let mut all = Vec::new();
     for who in ["n1", "m1", "g1", "ks1", "ka"] {
         let mut s = fixture.subscribe(who).await;
@@ -803,6 +809,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
         ),
         (identity, "node alpha/n1")
     );
+    // A second certificate of the identity, which the revocation by serial leaves valid.
     let own = part(&fixture).await.unwrap();
     assert!(
         ca.revoke("", &serial)
@@ -887,6 +894,7 @@ async fn operators_cannot_change_another_tenants_ca() {
 
 #[tokio::test]
 async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() {
+    // Two certificates, so that the third finds the issuance log full.
     let mut limits = ControllerLimits {
         issued: 2,
         ..ControllerLimits::default()
@@ -896,6 +904,7 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
         .set(ShareKind::Certificates, Share::Percent(100));
     let mut fixture = ControllerFixture::tuned(limits, |config| {
         let key = config.data_dir.with_extension("key");
+        // Any 32 bytes are a key; [8; 32] below is a wrong one.
         std::fs::write(&key, [7; 32]).unwrap();
         config.trust.key_file = Some(key);
     })
@@ -914,6 +923,7 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
             .unwrap();
     }
     let full = fixture.certificate("n1", Some(A), None).await.unwrap_err();
+    // The refusal is counted under the log's own reason.
     assert_eq!(
         (
             full.code(),

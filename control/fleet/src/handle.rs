@@ -15,7 +15,7 @@ use crate::session_query::SessionQueries;
 /// The state of the fleet, which all services of the controller share. No lock is held across an
 /// await point.
 pub struct FleetHandle {
-    roster: Mutex<Membership>,
+    membership: Mutex<Membership>,
     /// Plan in force, with its unmet constraints.
     pub(crate) plan: Mutex<Arc<Plan>>,
     /// Wakes the reconciler for another pass.
@@ -51,9 +51,9 @@ impl FleetHandle {
     /// The store cannot be read.
     pub fn open(store: &Store, times: SilenceTimeouts) -> Result<Self, StoreError> {
         let plan = store.plan()?;
-        let roster = Membership::new(store.fleet()?, &plan, times, Instant::now());
+        let membership = Membership::new(store.fleet()?, &plan, times, Instant::now());
         Ok(Self {
-            roster: Mutex::new(roster),
+            membership: Mutex::new(membership),
             plan: Mutex::new(Arc::new(plan)),
             wake: Notify::new(),
             rows: Mutex::default(),
@@ -64,8 +64,8 @@ impl FleetHandle {
     }
 
     /// Locks the members for a moment.
-    pub(crate) fn roster(&self) -> MutexGuard<'_, Membership> {
-        locked(&self.roster)
+    pub(crate) fn membership(&self) -> MutexGuard<'_, Membership> {
+        locked(&self.membership)
     }
 
     /// Returns the plan in force.
@@ -89,7 +89,7 @@ impl FleetHandle {
         name: &ReplicaName,
         drain: bool,
     ) -> Result<bool, StoreError> {
-        if !self.roster().order_drain(name, drain) {
+        if !self.membership().order_drain(name, drain) {
             return Ok(false);
         }
         self.keep_row(store, name)?;
@@ -101,13 +101,13 @@ impl FleetHandle {
     /// other, so that the newest stays.
     pub(crate) fn keep_row(&self, store: &Store, name: &ReplicaName) -> Result<(), StoreError> {
         let _alone = locked(&self.rows);
-        let row = self.roster().members().get(name).map(|m| m.row.clone());
+        let row = self.membership().members().get(name).map(|m| m.row.clone());
         row.map_or(Ok(()), |row| store.put_replica(&row))
     }
 
     /// Declares a replica gone; see [`Membership::declare_gone`].
     pub fn mark_gone(&self, name: &ReplicaName) -> Option<bool> {
-        let done = self.roster().declare_gone(name, Instant::now());
+        let done = self.membership().declare_gone(name, Instant::now());
         self.wake.notify_one();
         done
     }

@@ -222,6 +222,8 @@ impl Membership {
         edge: Option<&EdgeName>,
     ) -> Result<(), ReportError> {
         let given = az_number(underlay);
+        // The first member of an AZ fixed its number; the addresses of all others must agree with
+        // it.
         if let Some(wanted) = self.azs.get(az).filter(|n| **n != given) {
             return Err(ReportError::AzNumber {
                 az: az.clone(),
@@ -274,10 +276,10 @@ impl Membership {
         &mut self,
         name: &ReplicaName,
         report: ReplicaReport,
-        known: DeliveryProgress,
+        progress: DeliveryProgress,
         now: Instant,
     ) -> bool {
-        let has = known.served(report.generation);
+        let has = progress.served(report.generation);
         let plan = self.plan_at(has);
         // A replica that leaves without being registered changes nothing.
         let Some(member) = self.members.get_mut(name) else {
@@ -293,7 +295,7 @@ impl Membership {
             member.acked_through.max(has)
         };
         let differs = acked_through != member.acked_through
-            || known.behind != member.behind
+            || progress.behind != member.behind
             || report.draining != member.wants_drain
             || report.leaving != member.gone;
         // A restarted process must acknowledge its tenants before it gets new sessions.
@@ -303,7 +305,7 @@ impl Membership {
         member.last_report = Some(now);
         member.generation = report.generation;
         member.acked_through = acked_through;
-        member.behind = known.behind;
+        member.behind = progress.behind;
         member.wants_drain = report.draining;
         (member.sessions, member.accepted, member.version) =
             (report.sessions, report.accepted, report.version);
@@ -436,10 +438,10 @@ impl Membership {
         &mut self,
         name: &EdgeName,
         report: EdgeReport,
-        known: DeliveryProgress,
+        progress: DeliveryProgress,
         now: Instant,
     ) -> bool {
-        let acked_through = known.served(report.generation);
+        let acked_through = progress.served(report.generation);
         let plan = self.plan_at(acked_through);
         let Some(edge) = self.edges.get_mut(name) else {
             return false;
@@ -707,8 +709,8 @@ impl Membership {
             .flat_map(|s| s.tables.values())
             .filter(|t| is_moving(t))
         {
-            let seats = table.chains.iter().flatten();
-            moving.extend(seats.filter_map(|s| by_number.get(&s.replica).map(|b| (*b).clone())));
+            let members = table.chains.iter().flatten();
+            moving.extend(members.filter_map(|m| by_number.get(&m.replica).map(|b| (*b).clone())));
         }
         self.moving = moving;
     }

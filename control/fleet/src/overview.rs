@@ -36,8 +36,8 @@ impl FleetOverview {
     pub fn of(fleet: &FleetHandle, catalog: &Catalog) -> Self {
         let now = Instant::now();
         let plan = fleet.plan();
-        let seats = BucketTotals::of(&plan);
-        let roster = fleet.roster();
+        let totals = BucketTotals::of(&plan);
+        let membership = fleet.membership();
         let edge = |e: &crate::edges::EdgeMember| api::EdgeStatus {
             name: e.row.name.to_string(),
             az: e.row.az.to_string(),
@@ -49,19 +49,19 @@ impl FleetOverview {
         };
         Self {
             demands: publication::demands(catalog, ShardingRules::default(), &plan),
-            fleet: roster.fleet(now),
-            edges_alive: roster
+            fleet: membership.fleet(now),
+            edges_alive: membership
                 .edges()
                 .values()
                 .filter(|e| e.alive)
                 .map(|e| e.row.az.clone())
                 .collect(),
-            replicas: roster
+            replicas: membership
                 .members()
                 .values()
-                .map(|m| replica(m, &seats, now))
+                .map(|m| replica(m, &totals, now))
                 .collect(),
-            edges: roster.edges().values().map(edge).collect(),
+            edges: membership.edges().values().map(edge).collect(),
             waiting: fleet.counts().waiting,
             plan,
         }
@@ -101,7 +101,7 @@ impl FleetOverview {
                     n.to_string()
                 } else {
                     // A tenant must not learn the names of services that share its backends.
-                    foreign_free(n)
+                    without_other_tenants(n)
                 }
             })
             .collect();
@@ -186,7 +186,7 @@ impl FleetOverview {
                 open: self.is_open(service, az),
                 addresses: given.iter().map(ToString::to_string).collect(),
                 members: if is_provider {
-                    self.seats(t)
+                    self.count_members(t)
                 } else {
                     Vec::new()
                 },
@@ -201,7 +201,7 @@ impl FleetOverview {
                     if is_provider {
                         n.to_string()
                     } else {
-                        foreign_free(n)
+                        without_other_tenants(n)
                     }
                 })
                 .collect(),
@@ -209,7 +209,7 @@ impl FleetOverview {
     }
 
     /// Counts the buckets of each replica in a table: as head, as owner and as standby.
-    fn seats(&self, table: &PlannedTable) -> Vec<api::ExplainedMember> {
+    fn count_members(&self, table: &PlannedTable) -> Vec<api::ExplainedMember> {
         let mut by_number: BTreeMap<ReplicaNumber, api::ExplainedMember> = BTreeMap::new();
         for chain in &table.chains {
             for (place, member) in chain.iter().enumerate() {
@@ -280,7 +280,7 @@ fn note_service(note: &canal_model::plan::UnmetConstraint) -> &canal_model::ids:
 }
 
 /// Formats an unmet constraint for a tenant's operator: it names no other tenant's service.
-fn foreign_free(note: &canal_model::plan::UnmetConstraint) -> String {
+fn without_other_tenants(note: &canal_model::plan::UnmetConstraint) -> String {
     match note {
         canal_model::plan::UnmetConstraint::Shared { service, .. } => {
             format!(
@@ -301,7 +301,7 @@ pub(crate) fn state_name(member: &ReplicaRecord) -> &'static str {
     }
 }
 
-fn replica(m: &ReplicaRecord, seats: &BucketTotals, now: Instant) -> api::ReplicaStatus {
+fn replica(m: &ReplicaRecord, totals: &BucketTotals, now: Instant) -> api::ReplicaStatus {
     let of = |map: &BTreeMap<ReplicaNumber, u32>| map.get(&m.row.number).copied().unwrap_or(0);
     api::ReplicaStatus {
         name: m.row.name.to_string(),
@@ -317,8 +317,8 @@ fn replica(m: &ReplicaRecord, seats: &BucketTotals, now: Instant) -> api::Replic
         generation: m.generation.0,
         cores: m.cores,
         services: u32::try_from(m.owned).unwrap_or(u32::MAX),
-        heads: of(&seats.heads),
-        owners: of(&seats.owners),
+        heads: of(&totals.heads),
+        owners: of(&totals.owners),
         // At least 1, because 0 means that the replica has not reported.
         since_last_report_ms: m.since_last_report(now).map_or(0, |d| {
             u64::try_from(d.as_millis()).unwrap_or(u64::MAX).max(1)
@@ -384,7 +384,7 @@ impl FleetHandle {
         reason = "all of these are far below 2^52"
     )]
     pub fn gauges(&self, g: &mut GaugeValues) {
-        let (states, down, edges) = self.roster().count_states();
+        let (states, down, edges) = self.membership().count_states();
         for (state, n) in states {
             g.set(metrics::FLEET_REPLICAS, &[("state", state)], n as f64);
         }

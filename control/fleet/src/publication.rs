@@ -219,7 +219,7 @@ pub(crate) fn build_publication(
     plan: &Plan,
     fleet: &Fleet,
     demands: &Demands,
-    roster: &Membership,
+    membership: &Membership,
     last: (&PublishedTables, &TenantPlacements),
 ) -> TierPublication {
     let mut out = TierPublication {
@@ -235,7 +235,7 @@ pub(crate) fn build_publication(
         // An unchanged table was published when its replicas had the tenant.
         if before.is_some_and(|b| Arc::ptr_eq(&b.table, &table_members.table))
             || newcomers(before, table_members)
-                .all(|n| roster.is_ready(n, &table_members.table.service.tenant))
+                .all(|n| membership.is_ready(n, &table_members.table.service.tenant))
         {
             out.tables.insert(key.clone(), table_members.clone());
             continue;
@@ -247,13 +247,19 @@ pub(crate) fn build_publication(
             out.tables.insert(key.clone(), before.clone());
         }
     }
-    out.tier.placement = Arc::new(tier_placement(plan, roster, (&planned, &out.tables)));
+    out.tier.placement = Arc::new(tier_placement(plan, membership, (&planned, &out.tables)));
     let mut parts: BTreeMap<&TenantName, (Vec<GatewayAddress>, Vec<Arc<BucketTable>>)> =
         BTreeMap::new();
     let open = open_backends(fleet);
     for (id, service) in &plan.services {
-        let addresses =
-            service_addresses(*id, service, (fleet, &open), demands, roster, &out.tables);
+        let addresses = service_addresses(
+            *id,
+            service,
+            (fleet, &open),
+            demands,
+            membership,
+            &out.tables,
+        );
         out.closed += addresses.iter().filter(|a| !a.open).count();
         parts
             .entry(&service.key.tenant)
@@ -277,7 +283,7 @@ pub(crate) fn build_publication(
         };
         out.tier.tenants.insert(tenant.clone(), planned);
     }
-    out.tier.provider = replicas(roster);
+    out.tier.provider = replicas(membership);
     out
 }
 
@@ -311,7 +317,7 @@ fn open_backends(fleet: &Fleet) -> BTreeSet<(&AzName, &BackendName)> {
     open.map(|r| (&r.az, &r.backend)).collect()
 }
 
-fn replicas(roster: &Membership) -> Vec<Resource> {
+fn replicas(membership: &Membership) -> Vec<Resource> {
     let resource = |row: &canal_store::StoredReplica, up| {
         let (name, number, backend, az) = (
             row.name.clone(),
@@ -328,7 +334,7 @@ fn replicas(roster: &Membership) -> Vec<Resource> {
             up,
         })
     };
-    roster
+    membership
         .members()
         .values()
         .map(|m| resource(&m.row, m.up))
@@ -339,15 +345,15 @@ fn replicas(roster: &Membership) -> Vec<Resource> {
 /// the published tables count.
 fn tier_placement(
     plan: &Plan,
-    roster: &Membership,
+    membership: &Membership,
     tables: (&PublishedTables, &PublishedTables),
 ) -> TierPlacement {
-    let replicas = roster
+    let replicas = membership
         .members()
         .values()
         .map(|m| (m.row.name.clone(), m.row.backend.clone()))
         .collect();
-    let by_number: BTreeMap<ReplicaNumber, &BackendName> = roster
+    let by_number: BTreeMap<ReplicaNumber, &BackendName> = membership
         .members()
         .values()
         .map(|m| (m.row.number, &m.row.backend))
@@ -392,14 +398,14 @@ fn service_addresses(
     service: &PlannedService,
     (fleet, open): (&Fleet, &BTreeSet<(&AzName, &BackendName)>),
     demands: &Demands,
-    roster: &Membership,
+    membership: &Membership,
     tables: &PublishedTables,
 ) -> Vec<GatewayAddress> {
     let ranges = service.ranges(demands);
     let address = |az: &AzName| {
         let number = *fleet.azs.get(az)?;
         let given = addresses(ranges, number, service.number).ok()?.assigned;
-        let edge_lives = roster.edges().is_alive(az);
+        let edge_lives = membership.edges().is_alive(az);
         let live = service
             .placement
             .iter()

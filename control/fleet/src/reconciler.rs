@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use canal_catalog::Catalog;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
-use canal_model::fleet::{Demands, Fleet as Ships, Ownership, ShardingRules};
+use canal_model::fleet::{Demands, Fleet, Ownership, ShardingRules};
 use canal_model::ids::Generation;
 use canal_model::plan::Plan;
 use canal_store::Store;
@@ -162,7 +162,7 @@ impl FleetReconciler {
 
     /// Applies the timeouts, and logs and stores their effects.
     async fn observe(&self) -> SilenceCheck {
-        let seen = self.shared.fleet.roster().observe(Instant::now());
+        let seen = self.shared.fleet.membership().observe(Instant::now());
         for az in &seen.closed {
             tracing::error!(%az, "fleet: no edge of the AZ reports, so the AZ is closed");
             self.shared.metrics.count(metrics::FLEET_AZS_CLOSED, &[]);
@@ -182,7 +182,7 @@ impl FleetReconciler {
         }
         for name in seen.rows {
             let shared = self.shared.clone();
-            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "fleet: the state of a replica changed");
+            tracing::info!(replica = %name, state = ?shared.fleet.membership().members().get(&name).map(|m| m.row.state), "fleet: the state of a replica changed");
             let stored =
                 tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
                     .await;
@@ -214,22 +214,23 @@ impl FleetReconciler {
         let parent = fleet.plan();
         let demands = publication::demands(catalog, ShardingRules::default(), &parent);
         let demands = Arc::new(demands);
-        let (ships, ownership, is_idle) = {
-            let roster = fleet.roster();
-            let is_idle = roster.is_empty() && parent.number == 0;
+        let (fleet_now, ownership, is_idle) = {
+            let membership = fleet.membership();
+            let is_idle = membership.is_empty() && parent.number == 0;
             // While no member reports, the plan stands as it is, however much time passes.
-            let ships =
-                (!roster.is_cut_off(now)).then(|| (roster.fleet(now), roster.ownership().clone()));
-            let (ships, ownership) = ships.unzip();
-            (ships, ownership, is_idle)
+            let fleet_now = (!membership.is_cut_off(now))
+                .then(|| (membership.fleet(now), membership.ownership().clone()));
+            let (fleet_now, ownership) = fleet_now.unzip();
+            (fleet_now, ownership, is_idle)
         };
         if is_idle {
             // A mesh without a cloud tier pays nothing for it.
             return true;
         }
-        let plan = match (ships, ownership) {
-            (Some(ships), Some(ownership)) => {
-                self.plan(parent, ships, demands.clone(), ownership).await
+        let plan = match (fleet_now, ownership) {
+            (Some(fleet_now), Some(ownership)) => {
+                self.plan(parent, fleet_now, demands.clone(), ownership)
+                    .await
             }
             // Without reports, the published state stays; after a start, the stored plan is
             // published.
@@ -263,7 +264,7 @@ impl FleetReconciler {
     ) -> Result<AppliedPlan, PlanRefusal> {
         let applied = match self.bring_into_force(&plan).await {
             Ok(()) => {
-                self.shared.fleet.roster().note_motion(&plan);
+                self.shared.fleet.membership().note_motion(&plan);
                 self.demands = demands.clone();
                 self.publish_plan(plan, demands).await
             }
@@ -322,13 +323,13 @@ impl FleetReconciler {
         plan: Arc<Plan>,
         demands: Arc<Demands>,
     ) -> Result<AppliedPlan, PlanRefusal> {
-        let mut telling = self.prepare_publication(plan, demands).await?;
-        let waiting = std::mem::take(&mut telling.waiting);
+        let mut publication = self.prepare_publication(plan, demands).await?;
+        let waiting = std::mem::take(&mut publication.waiting);
         *locked(&self.shared.fleet.counts) = FleetCounts {
-            closed: telling.closed,
+            closed: publication.closed,
             waiting: waiting.len(),
         };
-        self.publish(telling).await?;
+        self.publish(publication).await?;
         Ok(AppliedPlan {
             generation: self.generation,
             waiting,
@@ -347,18 +348,18 @@ impl FleetReconciler {
             self.last_tier.as_ref().map(|given| given.tenants.clone()),
         );
         let work = move || {
-            let roster = shared.fleet.roster();
-            let ships = roster.fleet(now);
+            let membership = shared.fleet.membership();
+            let fleet_now = membership.fleet(now);
             publication::build_publication(
                 &plan,
-                &ships,
+                &fleet_now,
                 &demands,
-                &roster,
+                &membership,
                 (&tables, &given.unwrap_or_default()),
             )
         };
-        let telling = tokio::task::spawn_blocking(work).await;
-        telling.map_err(|_| {
+        let publication = tokio::task::spawn_blocking(work).await;
+        publication.map_err(|_| {
             tracing::error!(
                 "fleet: could not decide which part of the plan to publish, which is a bug in the controller; retrying"
             );
@@ -370,14 +371,14 @@ impl FleetReconciler {
     async fn plan(
         &mut self,
         parent: Arc<Plan>,
-        ships: Ships,
+        fleet_now: Fleet,
         demands: Arc<Demands>,
         ownership: Ownership,
     ) -> Arc<Plan> {
         let before = parent.clone();
         let work = move || {
             canal_planner::plan(
-                &ships,
+                &fleet_now,
                 &demands,
                 &ownership,
                 Some(&publication::with_initial_placement(&before, &demands)),
@@ -417,13 +418,16 @@ impl FleetReconciler {
     }
 
     /// Has the catalog writer publish the state, if it differs from the last one.
-    async fn publish(&mut self, telling: TierPublication) -> Result<(), PlanRefusal> {
+    async fn publish(&mut self, publication: TierPublication) -> Result<(), PlanRefusal> {
         let TierPublication {
             tier, tables, plan, ..
-        } = telling;
+        } = publication;
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
-            self.shared.fleet.roster().note_plan(self.generation, plan);
+            self.shared
+                .fleet
+                .membership()
+                .note_plan(self.generation, plan);
             return Ok(());
         }
         let (reply, answer) = oneshot::channel();
@@ -444,7 +448,7 @@ impl FleetReconciler {
         };
         self.shared
             .fleet
-            .roster()
+            .membership()
             .published(generation, plan, &tier.placement, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
@@ -459,7 +463,7 @@ impl FleetReconciler {
         let names = self
             .shared
             .fleet
-            .roster()
+            .membership()
             .forgettable(plan, self.generation);
         let mut done = true;
         for name in names {
@@ -470,7 +474,7 @@ impl FleetReconciler {
             };
             match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(())) => {
-                    self.shared.fleet.roster().forget(&name);
+                    self.shared.fleet.membership().forget(&name);
                     self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);
                     tracing::info!(target: "audit", replica = %name, "fleet: removed the replica; its number is free");
                     done = false;

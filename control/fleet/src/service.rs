@@ -121,20 +121,20 @@ impl FleetService {
         }
         let fleet = &self.fleet;
         let is_registered = fleet
-            .roster()
+            .membership()
             .check_replica(name, &report, Instant::now())?;
         // A replica that leaves needs no number any more.
         if !is_registered && !report.leaving {
             self.register_unless_known(name, &report).await?;
         }
-        let known = self.subscribers.delivery_progress(principal);
+        let progress = self.subscribers.delivery_progress(principal);
         fleet
             .queries
             .record_replica_answers(name, &report.session_answers);
         let (orders, news) = {
-            let mut roster = fleet.roster();
-            let news = roster.record_replica_report(name, report, known, Instant::now());
-            (replica_orders(&roster, name), news)
+            let mut membership = fleet.membership();
+            let news = membership.record_replica_report(name, report, progress, Instant::now());
+            (replica_orders(&membership, name), news)
         };
         self.metrics
             .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
@@ -158,7 +158,7 @@ impl FleetService {
         let _alone = self.fleet.registration.lock().await;
         let is_registered = self
             .fleet
-            .roster()
+            .membership()
             .check_replica(name, report, Instant::now())?;
         if is_registered {
             return Ok(());
@@ -190,7 +190,9 @@ impl FleetService {
             "fleet: registered a replica"
         );
         self.metrics.count(metrics::FLEET_REGISTRATIONS, &[]);
-        self.fleet.roster().register_replica(row, Instant::now());
+        self.fleet
+            .membership()
+            .register_replica(row, Instant::now());
         self.fleet.wake.notify_one();
         Ok(())
     }
@@ -206,23 +208,27 @@ impl FleetService {
         let report = EdgeReport::read(m)?;
         is_own_az(az, &report.az)?;
         let fleet = &self.fleet;
-        let unknown = fleet.roster().check_edge(name, &report, Instant::now())?;
+        let unknown = fleet
+            .membership()
+            .check_edge(name, &report, Instant::now())?;
         // An edge is on disk before its first report counts.
         if unknown.is_some() {
             // A member that registered meanwhile may have the same underlay.
             let _alone = fleet.registration.lock().await;
-            let unknown = fleet.roster().check_edge(name, &report, Instant::now())?;
+            let unknown = fleet
+                .membership()
+                .check_edge(name, &report, Instant::now())?;
             if let Some(replaces) = unknown {
                 self.keep_edge(name, &report, replaces).await?;
             }
         }
-        let known = self.subscribers.delivery_progress(principal);
+        let progress = self.subscribers.delivery_progress(principal);
         fleet.queries.record_edge_answers(name, &report.paths);
         let (orders, news) = {
-            let mut roster = fleet.roster();
+            let mut membership = fleet.membership();
             let (az, has) = (report.az.clone(), report.tunnels_version);
-            let news = roster.record_edge_report(name, report, known, Instant::now());
-            (edge_orders(&roster, &az, has), news)
+            let news = membership.record_edge_report(name, report, progress, Instant::now());
+            (edge_orders(&membership, &az, has), news)
         };
         let queries = fleet.queries.of_edges(az);
         self.metrics
@@ -255,7 +261,7 @@ impl FleetService {
             ReportError::Form("the edge could not be stored; fix: report again".into())
         })??;
         tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "fleet: registered an edge");
-        self.fleet.roster().register_edge(row, &replaces);
+        self.fleet.membership().register_edge(row, &replaces);
         Ok(())
     }
 
@@ -280,12 +286,12 @@ fn is_own_az(wanted: &AzName, given: &AzName) -> Result<(), ReportError> {
 }
 
 /// Returns the addresses of the hosts that may send with the tier's VNI.
-fn hosts(roster: &Membership) -> Vec<String> {
-    let replicas = roster
+fn hosts(membership: &Membership) -> Vec<String> {
+    let replicas = membership
         .members()
         .values()
         .map(|m| m.row.underlay.to_string());
-    let ends: BTreeSet<Ipv4Addr> = roster
+    let ends: BTreeSet<Ipv4Addr> = membership
         .edges()
         .values()
         .map(|edge| edge.row.tunnel_end())
@@ -297,8 +303,8 @@ fn hosts(roster: &Membership) -> Vec<String> {
 }
 
 /// Returns the orders of an edge; `has` is the version of the tunnels that it has.
-fn edge_orders(roster: &Membership, az: &AzName, has: u64) -> EdgeReportResponse {
-    let (tunnels_version, tunnels) = roster.tunnels(az);
+fn edge_orders(membership: &Membership, az: &AzName, has: u64) -> EdgeReportResponse {
+    let (tunnels_version, tunnels) = membership.tunnels(az);
     let tunnel = |(underlay, ports): (Ipv4Addr, Arc<[u8]>)| ReplicaTunnels {
         underlay: underlay.to_string(),
         ports: ports.to_vec(),
@@ -309,7 +315,7 @@ fn edge_orders(roster: &Membership, az: &AzName, has: u64) -> EdgeReportResponse
         tunnels.map(tunnel).collect()
     };
     EdgeReportResponse {
-        hosts: hosts(roster),
+        hosts: hosts(membership),
         next_ms: REPORT_MOVING_MS,
         tunnels,
         tunnels_version,
@@ -318,34 +324,34 @@ fn edge_orders(roster: &Membership, az: &AzName, has: u64) -> EdgeReportResponse
 }
 
 /// Returns the orders of a replica.
-fn replica_orders(roster: &Membership, name: &ReplicaName) -> ReplicaReportResponse {
-    let Some(member) = roster.members().get(name) else {
+fn replica_orders(membership: &Membership, name: &ReplicaName) -> ReplicaReportResponse {
+    let Some(member) = membership.members().get(name) else {
         // This is the last report of a replica that was never registered.
         return ReplicaReportResponse {
             next_ms: REPORT_MS,
             ..ReplicaReportResponse::default()
         };
     };
-    let edge = roster.edges().tunnel_end(&member.row.az);
+    let edge = membership.edges().tunnel_end(&member.row.az);
     ReplicaReportResponse {
         number: member.row.number.get().into(),
         edge: edge.map(|end| end.to_string()).unwrap_or_default(),
-        hosts: hosts(roster),
+        hosts: hosts(membership),
         drain: member.row.drain,
-        next_ms: if roster.is_moving(&member.row.backend) {
+        next_ms: if membership.is_moving(&member.row.backend) {
             REPORT_MOVING_MS
         } else {
             REPORT_MS
         },
         queries: Vec::new(),
-        mark: Some(roster.mark()),
+        mark: Some(membership.mark()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use canal_model::share::ShareKind;
-    use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
+    use canal_runtime::{RevocationOrder, TenantLimit, TenantLimitConfig};
     use canal_store::StoreLimits;
 
     use super::*;
@@ -360,9 +366,10 @@ mod tests {
         let (_principals, principals) = watch::channel(Arc::new(Principals::default()));
         let streams = TenantLimit::new(TenantLimitConfig {
             kind: ShareKind::ControllerStreams,
+            // The test opens no streams.
             capacity: 8,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         });
         let service = FleetService {
             fleet,

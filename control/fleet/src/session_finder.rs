@@ -52,21 +52,21 @@ impl FleetNames {
         let services = own
             .map(|(id, service)| (*id, service.key.to_string()))
             .collect();
-        let roster = fleet.roster();
-        let heard = roster
+        let membership = fleet.membership();
+        let reachable = membership
             .members()
             .values()
             .filter(|member| !member.gone && member.up);
-        let replicas = heard
+        let replicas = reachable
             .map(|member| (member.row.name.clone(), member.row.az.clone()))
             .collect();
-        let numbers = roster
+        let numbers = membership
             .members()
             .values()
             .map(|member| (u32::from(member.row.number.get()), member.row.name.clone()))
             .collect();
         let mut edges: BTreeMap<AzName, BTreeSet<EdgeName>> = BTreeMap::new();
-        for edge in roster.edges().values().filter(|edge| edge.alive) {
+        for edge in membership.edges().values().filter(|edge| edge.alive) {
             edges
                 .entry(edge.row.az.clone())
                 .or_default()

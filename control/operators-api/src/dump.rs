@@ -7,7 +7,7 @@ use std::time::Duration;
 use canal_catalog::{Catalog, EncodedResource, TenantCatalog};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction,
-    TextMatch, ValueMatch,
+    RouteMirror, TextMatch, ValueMatch,
 };
 use canal_model::route_attempts::{AttemptPolicy, RetryCondition, TimeoutSpan};
 use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
@@ -97,6 +97,7 @@ fn resource(r: &Resource) -> Value {
             "attempts": r.attempts.as_deref().map(attempts),
             "faults": r.faults.as_deref().map(faults),
             "cors": r.cors.as_deref().map(cors),
+            "mirrors": r.mirrors.iter().map(mirror).collect::<Vec<_>>(),
         }),
         Resource::Node(n) => json!({
             "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -249,6 +250,19 @@ fn cors(policy: &CorsPolicy) -> Value {
         "maxAgeSeconds": policy.max_age,
         "credentials": policy.credentials,
         "dialect": format!("{:?}", policy.dialect),
+    })
+}
+
+fn mirror(mirror: &RouteMirror) -> Value {
+    let (service, port) = match &mirror.target {
+        BackendTarget::Service { service, port, .. } => (service.to_string(), *port),
+        BackendTarget::Refuse { .. } => return Value::Null,
+    };
+    json!({
+        "service": service,
+        "port": port,
+        "millionths": mirror.fraction.millionths(),
+        "shadowHost": mirror.shadows_host,
     })
 }
 

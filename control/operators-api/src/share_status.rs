@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
 use canal_model::share::ShareKind;
@@ -135,6 +136,7 @@ pub(crate) fn omissions(
     let own = all.filter(|(_, omission)| operator.may_see(&omission.tenant));
     own.map(|(principal, omission)| api::Diagnostic {
         severity: api::Severity::Error.into(),
+        code: DiagnosticCode::ShareExceeded.to_string(),
         object: omission.resource.clone(),
         problem: format!("{principal} has no capacity for the resource, so it is not in force there: {}", omission.why),
         fix: "delete unused objects, or have the provider raise the share in spec.shares of the Tenant".into(),

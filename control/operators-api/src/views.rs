@@ -59,6 +59,7 @@ pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
         field: d.field.clone(),
         problem: d.problem.clone(),
         fix: d.fix.clone(),
+        code: d.code.to_string(),
     }
 }
 

@@ -83,7 +83,7 @@ pub enum Finding {
         replica: ReplicaNumber,
     },
     /// A member is not in the fleet, or is in another AZ.
-    Stranger {
+    UnknownReplica {
         service: ServiceKey,
         az: AzName,
         replica: ReplicaNumber,
@@ -496,7 +496,7 @@ impl TableCheck<'_> {
                 } else if !self.site.replicas.contains_key(&member.replica)
                     && unknown.insert(member.replica)
                 {
-                    findings.push(Finding::Stranger {
+                    findings.push(Finding::UnknownReplica {
                         service,
                         az,
                         replica: member.replica,

@@ -465,6 +465,7 @@ mod tests {
                 standby: 1,
                 number: 9,
             };
+            // 0 marks a replica that owns nothing by the table: the head and the standby.
             let owner_until = |n: usize| if n == 1 || Some(n) == standby { 0 } else { 5 };
             let member = |n| ChainMember {
                 replica: number(n),

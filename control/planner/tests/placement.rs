@@ -200,7 +200,7 @@ fn large_fleets_are_planned_in_time() {
 }
 
 /// A tier with one replica in each backend, in which all data planes report promptly.
-struct Prompt {
+struct PromptTier {
     fleet: Fleet,
     demands: Demands,
     ownership: Ownership,
@@ -209,8 +209,8 @@ struct Prompt {
     moved: u64,
 }
 
-impl Prompt {
-    fn new(backends: &[String], services: u32) -> Prompt {
+impl PromptTier {
+    fn new(backends: &[String], services: u32) -> PromptTier {
         let (fleet, plan) = (
             Fleet {
                 azs: azs(),
@@ -218,7 +218,7 @@ impl Prompt {
             },
             Plan::default(),
         );
-        let mut tier = Prompt {
+        let mut tier = PromptTier {
             fleet,
             demands: demands(services),
             ownership: Ownership::default(),
@@ -295,6 +295,7 @@ impl Prompt {
         assert_eq!(self.lint(&next), []);
         let again = plan(&self.fleet, &self.demands, &self.ownership, Some(&next));
         let (is, was) = (backends(&again), backends(&next));
+        // A fleet in which free combinations are scarce may find one only in the next plan.
         for (now, before) in is.iter().zip(&was).filter(|(now, before)| now != before) {
             assert!(
                 self.may_find_one(&next, before.0),
@@ -308,12 +309,15 @@ impl Prompt {
                 service.placement.as_ref().unwrap(),
             );
             let count = all(old).difference(&all(new)).count();
+            // A service that shared its combination may take a free one at once.
             if count > 1 && self.may_find_one(&self.plan, *id) {
                 continue;
             }
             assert!(count <= 1, "{id:?} moves by one backend at a time");
             assert_eq!(
                 (new.at_home(), new.away()),
+                // Two backends in the home AZ and one in another: the rule for a fleet of this
+                // size.
                 (2, 1),
                 "{id:?} has what the rules ask for"
             );
@@ -331,6 +335,7 @@ impl Prompt {
             }
         }
         assert!(
+            // The planner's wave: at most 1 % of the services move in one plan.
             moved <= (self.demands.services.len() / 100).max(1),
             "{moved} at once"
         );
@@ -402,6 +407,8 @@ impl Prompt {
         let helps = |from: &BackendName, to: &BackendName, weight: f64| {
             let az = &self.fleet.backends[from];
             let (over, under) = (loads[from] as f64 - fair(az), fair(az) - loads[to] as f64);
+            // A backend is off balance by a tenth of the mean, as the planner's BOUND has it, or by
+            // the service's weight. The tolerance covers rounding errors.
             let bound = (fair(az) / 10.0).max(weight) + 1e-6;
             self.fleet.backends[to] == *az
                 && over > 0.0
@@ -477,6 +484,7 @@ impl Prompt {
         let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
                 parts
+                    // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
                     .iter()
                     .map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0))
                     .sum::<f64>()
@@ -526,7 +534,7 @@ fn names(zones: &[&str], each: usize) -> Vec<String> {
 
 #[test]
 fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     assert_eq!(tier.settle(), 0);
     tier.join("a008");
@@ -545,7 +553,7 @@ fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
 
 #[test]
 fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 4), 120);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 4), 120);
     tier.plan = tier.next();
     tier.deliver();
     assert!(
@@ -575,7 +583,7 @@ fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
 
 #[test]
 fn an_az_added_later_becomes_a_home_az() {
-    let mut tier = Prompt::new(&names(&["a"], 8), 120);
+    let mut tier = PromptTier::new(&names(&["a"], 8), 120);
     tier.demands.services.get_mut(&id(7)).unwrap().home = Some(az("a"));
     tier.plan = tier.next();
     tier.deliver();
@@ -605,7 +613,7 @@ fn an_az_added_later_becomes_a_home_az() {
 
 #[test]
 fn migrating_services_stay_and_the_next_wave_waits() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 11), 300);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 11), 300);
     tier.begin();
     tier.join("a011");
     let moves = [tier.step(), tier.step(), tier.step()];
@@ -679,9 +687,9 @@ fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, cou
 
 #[test]
 fn the_linter_finds_violations_that_balancing_must_avoid() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
-    let child = |tier: &Prompt| Plan {
+    let child = |tier: &PromptTier| Plan {
         number: tier.plan.number + 1,
         parent: tier.plan.number,
         ..tier.plan.clone()
@@ -695,6 +703,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
         kinds.join(" ")
     };
     let mut next = child(&tier);
+    // One service fits into a wave of 100 services, and two exceed it.
     crowd(&mut next, &tier.loads(), true, 1);
     assert_eq!(kinds(tier.lint(&next)), "Apart");
     let mut next = child(&tier);
@@ -710,6 +719,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
         .map(|(id, _)| *id)
         .unwrap();
     let mut next = child(&tier);
+    // A service that still moves may not start a second move.
     let service = next
         .services
         .get_mut(&moving)
@@ -742,7 +752,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
 
 #[test]
 fn an_outage_is_no_imbalance() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     tier.join("a008");
     tier.refit(|replicas| {
@@ -851,7 +861,7 @@ proptest! {
     ) {
         let names = names(&["a", "b", "c"], 9);
         let has = |name: &str| name[1..].parse::<usize>().unwrap() < each && !name.starts_with('c');
-        let mut tier = Prompt::new(&names.iter().filter(|name| has(name)).cloned().collect::<Vec<_>>(), services);
+        let mut tier = PromptTier::new(&names.iter().filter(|name| has(name)).cloned().collect::<Vec<_>>(), services);
         tier.begin();
         for service in heavy.iter().filter(|service| **service <= services) {
             tier.demands.services.get_mut(&id(*service)).unwrap().weight = 4;

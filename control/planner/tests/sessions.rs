@@ -17,11 +17,11 @@ fn planned() -> impl Strategy<Value = SimEvent> {
         1 => any::<usize>().prop_map(SimEvent::Undrain),
         1 => (1..6u32).prop_map(SimEvent::Demand),
         12 => Just(SimEvent::Plan),
-        12 => any::<usize>().prop_map(SimEvent::Deliver),
-        6 => (0..3usize).prop_map(SimEvent::DeliverEdge),
-        14 => any::<usize>().prop_map(SimEvent::Look),
-        14 => any::<usize>().prop_map(SimEvent::Hear),
-        6 => (0..3usize).prop_map(SimEvent::HearEdge),
+        12 => any::<usize>().prop_map(SimEvent::DeliverTables),
+        6 => (0..3usize).prop_map(SimEvent::DeliverEdgeTables),
+        14 => any::<usize>().prop_map(SimEvent::Scan),
+        14 => any::<usize>().prop_map(SimEvent::DeliverReport),
+        6 => (0..3usize).prop_map(SimEvent::DeliverEdgeReport),
         20 => (1..5u32, 0..3usize, 0..128usize).prop_map(|(service, az, bucket)| SimEvent::Open(service, az, bucket)),
         10 => any::<usize>().prop_map(SimEvent::Close),
     ]
@@ -30,9 +30,9 @@ fn planned() -> impl Strategy<Value = SimEvent> {
 fn anything() -> impl Strategy<Value = SimEvent> {
     prop_oneof![
         12 => planned(),
-        1 => any::<usize>().prop_map(SimEvent::Die),
-        1 => any::<usize>().prop_map(SimEvent::Flap),
-        2 => any::<usize>().prop_map(SimEvent::Rise),
+        1 => any::<usize>().prop_map(SimEvent::Crash),
+        1 => any::<usize>().prop_map(SimEvent::ProbeDown),
+        2 => any::<usize>().prop_map(SimEvent::ProbeUp),
         1 => any::<usize>().prop_map(SimEvent::Forget),
     ]
 }
@@ -145,6 +145,7 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     tier.settle();
     let (service, home) = (id(1), az("a"));
     let old = tier.open(service, &home, 5).unwrap();
+    // Only the session after the drain counts.
     tier.sessions.clear();
     tier.replicas.get_mut(&old).unwrap().state = ReplicaState::Draining;
     tier.plan();
@@ -158,6 +159,7 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
                 .any(|member| member.replica == old && member.is_owner()),
         "{chain:?}"
     );
+    // The edges use the new table and report it, so the plan waits only for the late replica.
     tier.edges.values_mut().for_each(|has| *has = newest);
     AZS.iter()
         .for_each(|name| tier.deliver_edge_report(az(name)));

@@ -177,6 +177,7 @@ fn a_flapping_replica_keeps_its_chain_place_and_a_forgotten_one_does_not() {
 fn a_head_moves_once_a_full_chain_has_a_free_slot() {
     let mut tier = tier(1, 0);
     // One replica after the other drains, and none reports that it owns nothing.
+    // Each drained replica stays in the chain as an owner, so the chain grows by one per round.
     for n in 0..CHAIN_LENGTH_MAX as u32 {
         assert!(
             tier.newest()
@@ -206,6 +207,7 @@ fn a_head_moves_once_a_full_chain_has_a_free_slot() {
     else {
         panic!("{:?}", tier.newest().notes)
     };
+    // All 128 buckets wait, and the chain has its head and CHAIN_LENGTH_MAX - 1 owners.
     assert_eq!((buckets.len(), owners.len()), (128, CHAIN_LENGTH_MAX - 1));
     assert_eq!(
         canal_planlint::check(&tier.fleet(), &tier.demands, tier.newest()),
@@ -293,7 +295,7 @@ const BROKEN_PLANS: &[(&str, Break)] = &[
     ("Head", |plan| {
         change(plan, |table| table.chains[3][0].replica = number(40))
     }),
-    ("Stranger", |plan| {
+    ("UnknownReplica", |plan| {
         change(plan, |table| table.chains[3][1].replica = number(41))
     }),
     ("Uneven", |plan| {

@@ -2,6 +2,7 @@
 //! they are wanted, and the diagnostics. It does not decide what changes. Start at [`ChangeList`].
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::ObjectKey;
 use canal_wire::api::{self, change::ChangeKind};
 use similar::TextDiff;
@@ -124,6 +125,7 @@ pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic>
     let fix = "correct these, then send the objects again".to_owned();
     diagnostics.push(Diagnostic {
         severity,
+        code: Code::DiagnosticsLeftOut,
         origin: None,
         object: None,
         field: String::new(),
@@ -196,6 +198,7 @@ mod tests {
             let (field, fix) = (String::new(), String::new());
             Diagnostic {
                 severity,
+                code: Code::InvalidValue,
                 origin: None,
                 object: None,
                 field,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use canal_catalog::PolicyOrigin;
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Generation;
 use canal_model::policy::{Document, Metadata, Object, ObjectKey, Timestamp};
 use canal_sources::parse;
@@ -96,6 +97,7 @@ impl AppliedObjects {
                 let fix = "apply it again in a form that this build reads, or delete it".into();
                 let finding = Diagnostic {
                     severity: Severity::Error,
+                    code: Code::StaleObjects,
                     origin: None,
                     object: None,
                     field: String::new(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use canal_catalog::PolicyOrigin;
 use canal_controller_metrics::ControllerMetrics;
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_sources::{DirectoryWatch, ScanResult, TenantFiles};
 
@@ -44,6 +45,7 @@ pub fn update_of(scan: ScanResult, root: &Path) -> SourceUpdate {
 pub(crate) fn vanished(tenant: &TenantName) -> Diagnostic {
     Diagnostic {
         severity: Severity::Error,
+        code: Code::StaleObjects,
         origin: None,
         object: None,
         field: String::new(),

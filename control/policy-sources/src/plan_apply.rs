@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, ObjectKey, ObjectKind};
 use canal_sources::parse;
@@ -337,6 +338,7 @@ impl ApplyPlan {
         let field = String::new();
         self.diagnostics.push(Diagnostic {
             severity: Severity::Error,
+            code: Code::WriteRefused,
             origin,
             object,
             field,

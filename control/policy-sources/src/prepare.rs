@@ -12,6 +12,7 @@ use canal_compiler::claims::{TenantClaims, collisions};
 use canal_compiler::resource_budget::CompiledSize;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_store::{ObjectEdit, Store, StoreError};
 use tokio::sync::oneshot;
@@ -439,6 +440,7 @@ fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
     let fault = || {
         Diagnostic {
         severity: Severity::Error,
+        code: Code::InternalError,
         origin: None,
         object: None,
         field: String::new(),

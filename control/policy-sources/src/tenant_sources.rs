@@ -10,6 +10,7 @@ use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
 use canal_compiler::{CompileInput, CompileOutput, compile_within, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, ObjectKey};
 use canal_sources::pinpoint;
@@ -351,6 +352,7 @@ fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
     let (given, used) = (object.location(), other.location());
     Diagnostic {
         severity: Severity::Warning,
+        code: Code::DuplicateObject,
         origin: None,
         object: Some(object.document.object.key()),
         field: String::new(),
@@ -369,6 +371,7 @@ fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
     };
     Diagnostic {
         severity: Severity::Warning,
+        code: Code::KeySetUnavailable,
         origin: None,
         object: None,
         field: "spec.jwtRules[].jwksUri".into(),

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::policy::Document;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -397,6 +398,7 @@ fn complaint(path: &Path, problem: String, fix: &str) -> Diagnostic {
     };
     Diagnostic {
         severity: Severity::Error,
+        code: Code::UnreadableSource,
         origin: Some(origin),
         object: None,
         field: String::new(),
@@ -409,6 +411,7 @@ fn retention_warning(path: &Path, objects: usize) -> Diagnostic {
     let problem = format!("the file is broken, so its last good {objects} objects stay in force");
     Diagnostic {
         severity: Severity::Warning,
+        code: Code::StaleObjects,
         ..complaint(path, problem, "fix the errors above")
     }
 }

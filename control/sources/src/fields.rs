@@ -94,8 +94,6 @@ const fn left_out_if(
 const REMOVE: &str = "remove the field";
 /// Fix for a field about quality of service, without which requests are served.
 const KEEP_OR_REMOVE: &str = "keep it for a version that does it, or remove it";
-const MIRROR: &str =
-    "mirrors are not supported in this version; requests are served, and not copied";
 
 /// `metadata` fields that the API server manages itself.
 const METADATA_NOISE: [&str; 8] = [
@@ -250,13 +248,8 @@ const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 6] = [
+const HTTP_ROUTE: [KnownField; 5] = [
     USE_DEFAULT_GATEWAYS,
-    left_out(
-        "spec.rules[].filters[].requestMirror",
-        MIRROR,
-        KEEP_OR_REMOVE,
-    ),
     never(
         "spec.rules[].filters[].externalAuth",
         "external authorization by a route is not supported in this version",
@@ -267,13 +260,8 @@ const HTTP_ROUTE: [KnownField; 6] = [
     SESSION_PERSISTENCE,
 ];
 
-const GRPC_ROUTE: [KnownField; 5] = [
+const GRPC_ROUTE: [KnownField; 4] = [
     USE_DEFAULT_GATEWAYS,
-    left_out(
-        "spec.rules[].filters[].requestMirror",
-        MIRROR,
-        KEEP_OR_REMOVE,
-    ),
     EXTENSION_REF,
     BACKEND_FILTERS,
     SESSION_PERSISTENCE,
@@ -392,7 +380,7 @@ const ISTIO_GATEWAY: [KnownField; 16] = [
     never("spec.servers[].tls.cipherSuites", SERVER_CIPHERS, REMOVE),
 ];
 
-const VIRTUAL_SERVICE: [KnownField; 19] = [
+const VIRTUAL_SERVICE: [KnownField; 14] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -423,11 +411,6 @@ const VIRTUAL_SERVICE: [KnownField; 19] = [
         "resets of HTTP/2 streams are not supported, as in Istio",
         "write httpStatus or grpcStatus",
     ),
-    left_out("spec.http[].mirror", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrors", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrorPercent", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrorPercentage", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirror_percent", MIRROR, KEEP_OR_REMOVE),
     never(
         "spec.http[].route[].headers",
         "header changes are not supported in this version",
@@ -734,7 +717,6 @@ mod tests {
     fn fields_about_quality_are_left_out_and_fields_that_restrict_are_refused() {
         for (line, is_left_out) in [
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
-            ("HTTPRoute spec.rules[].filters[].requestMirror {}", true),
             (
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}, {type: CORS}]",
                 false,
@@ -751,7 +733,6 @@ mod tests {
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
                 false,
             ),
-            ("VirtualService spec.http[].mirror {host: a}", true),
             (
                 "VirtualService spec.http[].fault.delay.exponentialDelay 1s",
                 true,
@@ -817,7 +798,6 @@ mod tests {
         }
         for (pattern, yaml, is_left_out) in [
             ("spec.rules[].sessionPersistence", "{}", true),
-            ("spec.rules[].filters[].requestMirror", "{}", true),
             ("spec.rules[].filters[].extensionRef", "{}", false),
             (
                 "spec.rules[].backendRefs[].filters",

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::config_map::CA_BUNDLE;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
@@ -73,6 +74,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             text.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -88,6 +90,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             chunks.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -130,6 +133,7 @@ impl ParsedFile {
             if !is_new {
                 let problem = "the file has this object twice; the first one is used".to_owned();
                 diagnostics.push(error(
+                    Code::DuplicateObject,
                     document.origin.clone(),
                     Some(key),
                     "metadata.name",
@@ -143,6 +147,7 @@ impl ParsedFile {
 }
 
 fn error(
+    code: Code,
     origin: SourceLocation,
     object: Option<ObjectKey>,
     field: &str,
@@ -151,6 +156,7 @@ fn error(
 ) -> Diagnostic {
     Diagnostic {
         severity: Severity::Error,
+        code,
         origin: Some(origin),
         object,
         field: field.to_owned(),
@@ -179,6 +185,7 @@ impl DocumentReader<'_> {
                 let origin = file_location(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
                 self.diagnostics.push(error(
+                    Code::InvalidYaml,
                     origin,
                     None,
                     "",
@@ -199,6 +206,7 @@ impl DocumentReader<'_> {
         // A list that is read as empty would remove what the file said before.
         let Some(YamlValue::List(items)) = list.field("items").map(|items| &items.value) else {
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 self.origin.clone(),
                 None,
                 "items",
@@ -213,6 +221,7 @@ impl DocumentReader<'_> {
                 items.len()
             );
             self.diagnostics.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 None,
                 "items",
@@ -243,7 +252,14 @@ impl DocumentReader<'_> {
             _ => {
                 let (origin, problem) = (reading.origin.clone(), "this cannot stand in a list");
                 let fix = "write it as a document of its own, parted by ---";
-                found.push(error(origin, None, "", problem.to_owned(), fix));
+                found.push(error(
+                    Code::InvalidDocument,
+                    origin,
+                    None,
+                    "",
+                    problem.to_owned(),
+                    fix,
+                ));
                 None
             }
         };
@@ -292,7 +308,8 @@ impl DocumentReader<'_> {
                     );
                     let fix = "leave out certificates that nobody needs";
                     let origin = self.origin.clone();
-                    let diagnostic = error(origin, self.key.clone(), "data", problem, fix);
+                    let key = self.key.clone();
+                    let diagnostic = error(Code::LimitExceeded, origin, key, "data", problem, fix);
                     self.diagnostics.push(Diagnostic {
                         severity: Severity::Warning,
                         ..diagnostic
@@ -310,6 +327,7 @@ impl DocumentReader<'_> {
         if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 origin,
                 None,
                 "",
@@ -330,6 +348,7 @@ impl DocumentReader<'_> {
                 "kind"
             };
             self.diagnostics.push(error(
+                Code::MissingField,
                 origin,
                 None,
                 field,
@@ -442,6 +461,7 @@ impl DocumentReader<'_> {
         for broken in decoded.broken {
             let origin = file_location(&self.origin, broken.spot);
             found.push(error(
+                Code::InvalidValue,
                 origin,
                 self.key.clone(),
                 &broken.path,
@@ -455,12 +475,15 @@ impl DocumentReader<'_> {
         }
         found.extend(renamed_fields(kind).filter_map(|renamed| self.renamed(renamed, root)));
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
+        // `decode` bounds the invalid values, which may reach the limit. Only unknown fields are
+        // unbounded, so they may be as many again before the list is cut.
         if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole
             // object.
             let problem = format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors");
             found.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 self.key.clone(),
                 "spec",
@@ -489,7 +512,14 @@ impl DocumentReader<'_> {
         let origin = file_location(&self.origin, spot);
         Diagnostic {
             severity: Severity::Warning,
-            ..error(origin, self.key.clone(), "kind", problem, &fix)
+            ..error(
+                Code::RenamedKind,
+                origin,
+                self.key.clone(),
+                "kind",
+                problem,
+                &fix,
+            )
         }
     }
 
@@ -506,6 +536,7 @@ impl DocumentReader<'_> {
         );
         let fix = format!("write {}", renamed.new_name);
         let diagnostic = error(
+            Code::RenamedField,
             file_location(&self.origin, key.spot),
             self.key.clone(),
             &renamed.path.join("."),
@@ -530,6 +561,7 @@ impl DocumentReader<'_> {
             // The object works without the field, so the diagnostic must not refuse the object.
             FieldVerdict::LeftOut { problem, fix } => {
                 let diagnostic = error(
+                    Code::IgnoredField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -542,6 +574,7 @@ impl DocumentReader<'_> {
                 })
             }
             FieldVerdict::Refused { problem, fix } => Some(error(
+                Code::UnsupportedField,
                 origin,
                 self.key.clone(),
                 &unknown.path,
@@ -554,6 +587,7 @@ impl DocumentReader<'_> {
                     unknown.known_fields.join(", ")
                 );
                 Some(error(
+                    Code::UnknownField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -592,9 +626,10 @@ fn strange(
     kind: &str,
     origin: SourceLocation,
 ) -> Diagnostic {
-    let (severity, field, problem, fix) = match unknown {
+    let (severity, code, field, problem, fix) = match unknown {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
+            Code::UnsupportedVersion,
             "apiVersion",
             format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
@@ -602,18 +637,21 @@ fn strange(
         // Charts hold many such objects, and none of them changes the mesh.
         UnknownKindAction::Skipped => (
             Severity::Warning,
+            Code::SkippedKind,
             "kind",
             format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
         UnknownKindAction::Foreign(foreign) => (
             Severity::Error,
+            Code::ForeignKind,
             "kind",
             foreign.problem.to_owned(),
             foreign.fix.to_owned(),
         ),
         UnknownKindAction::Refused => (
             Severity::Error,
+            Code::UnsupportedKind,
             "kind",
             format!("{kind} ({api_version}) is not supported in this version"),
             format!(
@@ -624,6 +662,7 @@ fn strange(
     };
     Diagnostic {
         severity,
+        code,
         origin: Some(origin),
         object: None,
         field: field.to_owned(),

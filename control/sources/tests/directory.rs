@@ -275,6 +275,7 @@ fn the_size_and_number_of_files_are_limited() {
         ),
     );
     // All files of a tenant together exceed the limit, so the last one is refused.
+    // One file more than the bytes of a tenant allow.
     let fitting = limits::TENANT_BYTES_MAX / limits::FILE_BYTES_MAX;
     for number in 0..=fitting {
         put(
@@ -349,6 +350,7 @@ fn the_number_of_documents_and_findings_is_limited() {
         parsed.diagnostics
     );
     // Too many errors of one kind: the whole field is dropped and becomes one fault of the object.
+    // Twice the limit on diagnostics, so that the count in the result is the limit's.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
     let service = |spec: &str| {
         format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n")
@@ -356,6 +358,7 @@ fn the_number_of_documents_and_findings_is_limited() {
     let parsed = canal_sources::parse("f.yaml", &service(&format!("ports: [{ports}]")));
     assert_eq!(
         parsed.diagnostics.len(),
+        // The last diagnostic says that more are left out.
         limits::FINDINGS_PER_DOCUMENT_MAX + 1
     );
     assert_eq!(
@@ -366,6 +369,7 @@ fn the_number_of_documents_and_findings_is_limited() {
             .count(),
         1
     );
+    // The number is far above every limit, and the file stays below FILE_BYTES_MAX.
     let unknown: String = (0..20_000)
         .map(|number| format!("x{number}: 1, "))
         .collect();
@@ -409,11 +413,12 @@ fn the_items_of_a_list_are_documents() {
     let found: Vec<String> = parsed.diagnostics.iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].starts_with("l.yaml:16:7: error: Service default/a: spec.ports[0].speed"),
+        found[0]
+            .starts_with("l.yaml:16:7: error[CANAL0102]: Service default/a: spec.ports[0].speed"),
         "{found:?}"
     );
     assert!(
-        found[1].starts_with("l.yaml:18:3: warning: kind: Deployment"),
+        found[1].starts_with("l.yaml:18:3: warning[CANAL0110]: kind: Deployment"),
         "{found:?}"
     );
     let many = format!(

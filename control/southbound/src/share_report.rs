@@ -199,7 +199,9 @@ mod tests {
                 row(limit, "alpha"),
                 row(limit, "beta"),
                 row(limit, "gamma"),
+                // A newer data plane may report limits that this controller does not know.
                 row("of_the_future", "alpha"),
+                // No tenant can have this name, since names are lower case.
                 row(limit, "UPPER"),
             ],
             omitted: vec![omitted("alpha"), omitted("beta"), omitted("gamma")],

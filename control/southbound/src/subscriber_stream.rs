@@ -442,6 +442,7 @@ impl SubscriberStream {
                 }
             };
             for key in keys {
+                // Manifests list the security resources only.
                 if key.0.is_security() {
                     resealed.extend(owner.clone());
                 }

@@ -560,12 +560,12 @@ mod tests {
     /// all the others.
     fn subscribers(capacity: u64, reserve: u64) -> Arc<Subscribers> {
         let kind = canal_model::share::ShareKind::ControllerStreams;
-        let give_way = canal_runtime::GiveWay::Oldest;
+        let revocation_order = canal_runtime::RevocationOrder::OldestFirst;
         let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
             kind,
             capacity,
             reserve,
-            give_way,
+            revocation_order,
         });
         limit.set_default_share(canal_model::share::Share::Percent(100));
         Subscribers::new(limit)
@@ -573,11 +573,12 @@ mod tests {
 
     #[test]
     fn a_tenant_with_all_streams_does_not_block_streams_of_others() {
+        // Alpha may take the 9 streams that are not the provider's reserve.
         let s = subscribers(10, 1);
         let mine: Vec<OpenStream> = (0..9)
             .map(|n| s.open(&node(&format!("n{n}"))).unwrap())
             .collect();
-        let given_way = || {
+        let revoked = || {
             let inner = s.lock();
             mine.iter()
                 .map(|o| {
@@ -602,25 +603,28 @@ mod tests {
             az: "az1".parse().unwrap(),
         };
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
-        assert_eq!(given_way(), 2, "the reserve revokes no stream");
+        // The first of the gateway's streams uses the reserve, and each further one ends a stream
+        // of alpha.
+        assert_eq!(revoked(), 2, "the reserve revokes no stream");
         let beta: Vec<_> = (0..3)
             .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
             .collect();
-        assert_eq!(given_way(), 5);
+        // Each of beta's streams ends one more of alpha's.
+        assert_eq!(revoked(), 5);
         assert!(
             s.open(&node_of("beta", "n3")).is_err(),
             "beta would have as many as alpha, so no stream of alpha is ended"
         );
-        // The oldest streams were revoked. A data plane that reconnects at a full limit replaces
-        // its own oldest stream.
+        // The oldest streams were revoked: n4 has the fifth of them.
         assert!(
             s.lock().records[&node("n4")]
                 .streams
                 .values()
                 .all(|stream| stream.permit.is_revoked())
         );
+        // A data plane that reconnects at a full limit replaces its own oldest stream.
         let gateway_again = s.open(&gateway).unwrap();
-        assert!(provider[0].superseded.is_cancelled() && given_way() == 5);
+        assert!(provider[0].superseded.is_cancelled() && revoked() == 5);
         drop((mine, provider, beta, gateway_again));
         assert_eq!(s.limit.used(), 0);
     }
@@ -628,6 +632,7 @@ mod tests {
     #[test]
     fn streams_are_limited_in_all_and_per_principal() {
         let s = subscribers(4, 0);
+        // STREAMS_PER_PRINCIPAL_MAX streams; the next one replaces the oldest.
         let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         assert!(old.iter().all(|o| !o.superseded.is_cancelled()));
         let newest = s.open(&node("n1")).unwrap();
@@ -647,12 +652,14 @@ mod tests {
 
         old[1].record_progress(SubscriberProgress {
             resources: 9,
+            // Four streams are open: three of n1 and one of n2.
             ..SubscriberProgress::default()
         });
         newest.record_progress(SubscriberProgress {
             resources: 4,
             ..SubscriberProgress::default()
         });
+        // The newest stream represents a principal that has several.
         let list = s.list(&Catalog::default(), |_| true);
         let row = |l: &[api::Subscriber], i: usize| {
             (

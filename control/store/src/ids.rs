@@ -275,6 +275,8 @@ mod tests {
 
     fn allocation_cases() -> Vec<IdCase> {
         vec![
+            // The pairs are a name, an id, and the time of its release; the number is the next
+            // fresh id.
             IdCase {
                 what: "fresh ids ascend from 1",
                 book: book(&[], 0),
@@ -330,6 +332,7 @@ mod tests {
                     5,
                 ),
                 services: &["e"],
+                // One second before the end of the quarantine of id 1.
                 now: Q + 8,
                 bound: None,
             },
@@ -428,6 +431,8 @@ mod tests {
     /// Alpha has used up its ids, and beta's released ones are older.
     #[test]
     fn a_tenant_with_all_its_ids_released_gets_thousands_with_few_comparisons() {
+        // Alpha's ids were released after all of beta's, so beta's are first in the order of
+        // release.
         const OF_EACH: u32 = 10_000;
         const WANTED: u32 = 2_000;
         let key = |text: String| CountedKey(text.parse().unwrap());
@@ -451,6 +456,7 @@ mod tests {
             .collect();
         COMPARISONS.set(0);
         let now = 10 * SERVICE_ID_QUARANTINE_SECONDS;
+        // The space has unused ids, but alpha is at its own limit of OF_EACH ids.
         let got = decide_allocation(&book, &wanted, now, 4 * OF_EACH, OF_EACH).unwrap();
         let compared = COMPARISONS.get();
         let ids: Vec<u32> = got.bound.iter().map(|(_, id)| id.get()).collect();
@@ -465,6 +471,7 @@ mod tests {
                 .all(|key| key.0.tenant.as_str() == "alpha")
         );
         // One comparison for each pair of a binding and a wanted name would be 40 million.
+        // Ten comparisons for each binding and each wanted name leave a margin above a sort.
         let most = 10 * u64::from(2 * OF_EACH + WANTED);
         assert!(
             (1..=most).contains(&compared),

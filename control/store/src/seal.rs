@@ -165,6 +165,7 @@ mod tests {
         );
         let lying = sealed(Some(&a), b"secret", "alpha/x").unwrap();
         assert!(is_sealed(&lying) && !lying.windows(6).any(|w| w == b"secret"));
+        // The last byte belongs to the authentication tag of AES-GCM.
         let mut torn = lying.clone();
         *torn.last_mut().unwrap() ^= 1;
         for (what, key, bytes, place, want) in [
@@ -179,6 +180,7 @@ mod tests {
             ("no key", None, &lying, "alpha/x", None),
             ("another place", Some(&a), &lying, "beta/x", None),
             ("a changed bit", Some(&a), &torn, "alpha/x", None),
+            // Nine bytes are MAGIC and a part of the nonce.
             ("cut off", Some(&a), &lying[..9], "alpha/x", None),
             (
                 "never sealed",

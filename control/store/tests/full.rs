@@ -46,11 +46,14 @@ fn writer_on_a_full_disk() {
     let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     store.apply(&[put(0)], Generation(1), 0).unwrap();
     let now = std::fs::metadata(store.path()).unwrap().len();
+    // The file may grow by 256 KiB, which a few of the writes use up.
     file_size_limit(Some(now + (256 << 10)));
     let mut landed = 1;
     // Each write has two objects, because a refused one must leave neither.
     let refused = loop {
+        // An object has at least 40 KB, so far fewer than 1,000 writes fit.
         assert!(landed < 1000, "the limit was never reached");
+        // The two objects of a write have numbers that no other write uses.
         match store.apply(&[put(landed), put(landed + 10_000)], Generation(2), 0) {
             Ok(()) => landed += 1,
             Err(e) => break e,
@@ -63,6 +66,7 @@ fn writer_on_a_full_disk() {
             .contains("nothing was changed; fix: free some space"),
         "{refused}"
     );
+    // The first write has one object, and each further one two.
     let expect = 1 + 2 * (landed - 1);
     assert_eq!(
         store.objects().unwrap().len(),
@@ -80,6 +84,7 @@ fn writer_on_a_full_disk() {
     assert_eq!(again.name(), "disk", "{again}");
     assert_eq!(store.objects().unwrap().len(), expect);
     assert!(
+        // Generations are reserved in advance, so giving out one writes nothing.
         store.next_generation().is_ok_and(|g| g > Generation(2)),
         "the reserve carries small changes on a full disk"
     );

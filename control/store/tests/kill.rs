@@ -173,9 +173,13 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
         // The instants cover start-up, the first write and steady writing; the scheduler decides
         // the exact instant.
         let acks = match round % 3 {
+            // Some milliseconds after the start the child opens the store or writes for the first
+            // time.
             0 => run_and_kill(dir.path(), 0, Duration::from_millis(2 + round)),
             _ => run_and_kill(
                 dir.path(),
+                // Up to 20 acknowledgements, and less than 9 ms afterwards: the instant lies within
+                // a later write.
                 1 + round * 7 % 20,
                 Duration::from_micros(round * 3_700 % 9_000),
             ),
@@ -198,6 +202,7 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
     }
     assert!(
         acknowledged > ROUNDS,
+        // Two of three rounds wait for acknowledgements, most for several.
         "the children wrote too little to prove anything: {acknowledged}"
     );
     assert_time(
@@ -231,12 +236,14 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     for o in store.objects().unwrap() {
         let (c, n) = o.key.name.split_at(1);
         let n: u64 = n.parse().unwrap();
+        // 300 repetitions make a row large enough that half of it would be noticed.
         assert_eq!(o.yaml, format!("{n} ").repeat(300));
         if c == "n" { ns.push(n) } else { ms.push(n) }
     }
     ns.sort_unstable();
     ms.sort_unstable();
     assert_eq!(ns, ms, "round {round}: a half-applied transaction");
+    // The kill may come between the commit and its acknowledgement.
     assert!(
         store.generation() >= Generation(last.generation),
         "round {round}"
@@ -248,6 +255,8 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     );
     let numbers: BTreeSet<u16> = fleet.replicas.iter().map(|r| r.number.get()).collect();
     assert!(
+        // The child keeps 8 replicas; each round may leave one that was registered and not
+        // acknowledged.
         numbers.len() == fleet.replicas.len() && fleet.replicas.len() as u64 <= 10 + round,
         "round {round}: {:?}",
         fleet.replicas
@@ -274,6 +283,7 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
         );
         assert_eq!(
             ns,
+            // The child removes the pair of 50 rounds before.
             (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(),
             "round {round}"
         );

@@ -93,6 +93,7 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
 fn limits_refuse_the_whole_apply() {
     let dir = tempfile::tempdir().unwrap();
     let limits = StoreLimits {
+        // Each limit is so small that one case exceeds it by one.
         objects_per_tenant: 2,
         object_bytes: 8,
         edits: 3,
@@ -119,7 +120,7 @@ fn limits_refuse_the_whole_apply() {
             "edits",
         ),
         (
-            "another tenant's room does not count",
+            "another tenant's free objects do not count",
             vec![
                 put("beta", "a", "1"),
                 put("beta", "b", "1"),
@@ -131,6 +132,7 @@ fn limits_refuse_the_whole_apply() {
     for (what, edits, name) in cases {
         let e = s.apply(&edits, Generation(2), 0).unwrap_err();
         assert_eq!((e.name(), e.is_limit()), (name, true), "{what}: {e}");
+        // The first write is all that there is after each refusal.
         assert_eq!(names(&s), ["alpha:a=1@1"], "{what}");
     }
     s.apply(&[put("alpha", "b", "12345678")], Generation(2), 0)
@@ -485,12 +487,14 @@ fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
     (b.state, b.drain) = (ReplicaState::Active, true);
     s.put_replica(&b).unwrap();
     let row = |name: &str, n| StoredEdge {
+        // Both edges of the AZ share one anycast address.
         name: name.parse().unwrap(),
         az: "az2".parse().unwrap(),
         underlay: Ipv4Addr::new(250, 2, 0, n),
         anycast: Some(Ipv4Addr::new(250, 2, 255, 1)),
     };
     let (edge, second) = (row("e1", 2), row("e2", 3));
+    // The AZ's number is 2.
     s.put_edge(&row("e0", 2), &[], 2).unwrap();
     s.put_edge(&second, &[], 2).unwrap();
     s.put_edge(&edge, &["e0".parse().unwrap()], 2).unwrap();

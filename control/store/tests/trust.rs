@@ -81,10 +81,13 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
         is_in_file("very-secret-one"),
         "this is what the seal is for"
     );
+    // The first start with a key seals what is in the file already.
     let s = open(dir.path(), Some(1)).unwrap();
     assert_eq!(s.trusts().unwrap(), std::slice::from_ref(&a));
     drop(s);
     assert!(
+        // A certificate is public and stays readable: it proves that the search works. 15 is the
+        // length of the secret.
         is_in_file("certificate of 15")
             && !is_in_file("very-secret-one")
             && !is_in_file("very-secret-two"),

@@ -80,7 +80,7 @@ pub(crate) enum IssueError {
     #[error("the external CA: {0}")]
     Answer(#[from] ExternalCertificateError),
     #[error(transparent)]
-    Ledger(IssuanceLogError),
+    IssuanceLog(IssuanceLogError),
     #[error(
         "{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime"
     )]
@@ -99,8 +99,8 @@ impl IssueError {
             Self::Files(_) => "files",
             Self::External(e) => e.name(),
             Self::Answer(e) => e.name(),
-            Self::Ledger(IssuanceLogError::Full { .. }) => "issuance_log_full",
-            Self::Ledger(_) => "store",
+            Self::IssuanceLog(IssuanceLogError::Full { .. }) => "issuance_log_full",
+            Self::IssuanceLog(_) => "store",
             Self::Rate(..) => "rate",
             Self::Task => "task",
         }
@@ -185,7 +185,7 @@ pub struct TrustAuthorities {
     externals: BTreeMap<TrustDomain, Arc<ExternalCaClient>>,
     /// CA of Canal's own components.
     infra: Arc<TenantAuthority>,
-    ledger: IssuanceLog,
+    issuance_log: IssuanceLog,
     rates: Mutex<CertificateRates>,
     /// Start of the clock of the rates.
     begun: Instant,
@@ -237,7 +237,7 @@ impl TrustAuthorities {
             )
         });
         let trust = Self {
-            ledger: IssuanceLog::open(store.clone(), issued, now)?,
+            issuance_log: IssuanceLog::open(store.clone(), issued, now)?,
             rates: Mutex::default(),
             begun: Instant::now(),
             store,
@@ -387,7 +387,7 @@ impl TrustAuthorities {
             ));
         }
         // A holder that requests the same certificate again and again gets short-lived ones.
-        if self.ledger.count_active(
+        if self.issuance_log.count_active(
             &order.domain(),
             &order.holder,
             &order.identity.to_string(),
@@ -421,10 +421,10 @@ impl TrustAuthorities {
             issued: now_seconds(),
             until: issued.not_after,
         };
-        self.ledger
+        self.issuance_log
             .add(order.domain(), row)
             .await
-            .map_err(IssueError::Ledger)?;
+            .map_err(IssueError::IssuanceLog)?;
         // If the identity was blocked meanwhile, the certificate is revoked as well or not
         // returned: it was in the log first.
         if self.is_blocked(&order) {
@@ -613,7 +613,7 @@ impl TrustAuthorities {
                 Ok(domain.bar(identity)?)
             })?;
         }
-        let rows: Vec<Arc<StoredCertificate>> = self.ledger.of(name);
+        let rows: Vec<Arc<StoredCertificate>> = self.issuance_log.of(name);
         let is_meant = |row: &&Arc<StoredCertificate>| match target {
             RevocationTarget::Identity(identity) => row.identity == identity.to_string(),
             RevocationTarget::Serial(serial) => row.serial == *serial,

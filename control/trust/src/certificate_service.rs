@@ -383,7 +383,7 @@ impl CertificateService {
             IssueError::Files(_) | IssueError::External(_) | IssueError::Answer(_) => {
                 Code::Unavailable
             }
-            IssueError::Ledger(_) | IssueError::Rate(..) => Code::ResourceExhausted,
+            IssueError::IssuanceLog(_) | IssueError::Rate(..) => Code::ResourceExhausted,
         };
         self.refused(
             principal,

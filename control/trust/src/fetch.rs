@@ -321,7 +321,9 @@ mod tests {
                 uri,
                 headers,
                 body,
+                // The limit of 64 bytes is that of the cases at the limit and over it.
                 bytes: 64,
+                // 300 ms on a quiet machine: only the two cases of a timeout wait for its end.
                 time: canal_timing::slack() * Duration::from_millis(300),
             }
         }
@@ -337,6 +339,7 @@ mod tests {
             }
         }
         let plain = server(ok("abc")).await;
+        // Port 1 has no listener.
         for (uri, name) in [
             (format!("https://{plain}/"), "tls"),
             ("http://127.0.0.1:1/".into(), "connect"),

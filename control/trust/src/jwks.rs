@@ -3,7 +3,7 @@
 //! the controller call arbitrary servers. The last good set stays in use, also across restarts.
 //! Start at [`follow`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -127,6 +127,8 @@ pub(crate) enum JwksError {
     Form(String),
     #[error("{0}")]
     Fetch(#[from] FetchError),
+    #[error("the fetch panicked, which is a bug in the controller; fix: report it")]
+    Panicked,
 }
 
 impl JwksError {
@@ -138,6 +140,7 @@ impl JwksError {
             Self::File(_) => "file",
             Self::Form(_) => "form",
             Self::Fetch(fault) => fault.name(),
+            Self::Panicked => "panicked",
         }
     }
 }
@@ -339,15 +342,22 @@ pub async fn follow(context: JwksContext, origin: JwksSource, stored: BTreeSet<J
         stored,
         entries: BTreeMap::new(),
         tasks: JoinSet::new(),
+        running: HashMap::new(),
     };
     loop {
-        fetcher.follow_catalog();
+        fetcher.follow_catalog().await;
         tokio::select! {
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
-            Some(done) = fetcher.tasks.join_next() => match done {
-                Ok((key_set, fetched)) => fetcher.take(key_set, fetched).await,
-                Err(_) => tracing::error!("trust: a fetch of a key set panicked, which is a bug in the controller"),
-            },
+            Some(done) = fetcher.tasks.join_next_with_id() => {
+                let (task, fetched) = match done {
+                    Ok(done) => done,
+                    // Nothing aborts a fetch, so it panicked. It is tried again as one that failed.
+                    Err(panicked) => (panicked.id(), Err(JwksError::Panicked)),
+                };
+                if let Some(key_set) = fetcher.running.remove(&task) {
+                    fetcher.take(key_set, fetched).await;
+                }
+            }
         }
     }
 }
@@ -359,13 +369,15 @@ struct Fetcher {
     /// Key sets that the store had at the start of the controller.
     stored: BTreeSet<JwksRef>,
     entries: BTreeMap<JwksRef, JwksEntry>,
-    tasks: JoinSet<(JwksRef, Result<JwksFetch, JwksError>)>,
+    tasks: JoinSet<Result<JwksFetch, JwksError>>,
+    /// Key sets that the tasks fetch.
+    running: HashMap<tokio::task::Id, JwksRef>,
 }
 
 impl Fetcher {
     /// Follows the catalog: forgets key sets that no tenant needs any more, and starts the fetches
     /// that are due.
-    fn follow_catalog(&mut self) {
+    async fn follow_catalog(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
         let wanted = list_key_sets(
@@ -388,10 +400,10 @@ impl Fetcher {
         for key_set in gone {
             self.entries.remove(&key_set);
             self.stored.remove(&key_set);
-            self.keep(&key_set, None);
+            self.keep(&key_set, None).await;
         }
         let mut under_way: BTreeMap<TenantName, usize> = BTreeMap::new();
-        for (key_set, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
+        for (key_set, _) in self.entries.iter().filter(|(_, entry)| entry.under_way) {
             *under_way.entry(key_set.0.clone()).or_default() += 1;
         }
         for (key_set, is_over) in wanted {
@@ -404,26 +416,27 @@ impl Fetcher {
                 fault: None,
                 under_way: false,
             };
-            let known = self.entries.entry(key_set.clone()).or_insert_with(fresh);
+            let entry = self.entries.entry(key_set.clone()).or_insert_with(fresh);
             let of_tenant = under_way.entry(key_set.0.clone()).or_default();
             // One tenant with slow servers must not use all fetches.
             let is_full =
                 self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
-            if known.under_way || known.due > now || is_full {
+            if entry.under_way || entry.due > now || is_full {
                 continue;
             }
-            known.under_way = true;
+            entry.under_way = true;
             *of_tenant += 1;
-            let (origin, etag) = (self.origin.clone(), known.etag.clone());
-            self.tasks.spawn(async move {
+            let (origin, etag) = (self.origin.clone(), entry.etag.clone());
+            let fetched = key_set.clone();
+            let task = self.tasks.spawn(async move {
                 // A set beyond the tenant's limit is an error, like one that cannot be fetched.
-                let fetched = if is_over {
+                if is_over {
                     Err(JwksError::Uris)
                 } else {
                     origin.fetch(&key_set.0, &key_set.1, etag).await
-                };
-                (key_set, fetched)
+                }
             });
+            self.running.insert(task.id(), fetched);
         }
     }
 
@@ -440,41 +453,41 @@ impl Fetcher {
         );
         let refresh = self.origin.options.refresh;
         // No tenant needs the set any more.
-        let Some(known) = self.entries.get_mut(&key_set) else {
+        let Some(entry) = self.entries.get_mut(&key_set) else {
             return;
         };
-        known.under_way = false;
+        entry.under_way = false;
         let (mut set, mut fault) = (None, None);
         match fetched {
             Ok(JwksFetch::Set { body, etag }) => {
-                (known.etag, known.has_set) = (etag, true);
+                (entry.etag, entry.has_set) = (etag, true);
                 set = Some(body);
             }
             Ok(JwksFetch::Unchanged) => {}
             Err(f) => fault = Some(f),
         }
-        known.failures = if fault.is_some() {
-            known.failures.saturating_add(1)
+        entry.failures = if fault.is_some() {
+            entry.failures.saturating_add(1)
         } else {
             0
         };
-        known.due = Instant::now() + decide_pause(known.has_set, known.failures, refresh);
-        let is_news = known.fault != fault;
+        entry.due = Instant::now() + decide_pause(entry.has_set, entry.failures, refresh);
+        let is_news = entry.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let consequence = if known.has_set {
+            let consequence = if entry.has_set {
                 "the last good key set stays in use"
             } else {
                 "tokens of its issuer are refused"
             };
             tracing::warn!(tenant = %key_set.0, uri = key_set.1, %fault, "trust: could not fetch a key set; {consequence}");
         }
-        known.fault.clone_from(&fault);
+        entry.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.
         if set.is_none() && !is_news {
             return;
         }
         if let Some(set) = &set {
-            self.keep(&key_set, Some(set.clone()));
+            self.keep(&key_set, Some(set.clone())).await;
         }
         let fault = fault.map(|f| f.to_string());
         let (tenant, uri) = key_set;
@@ -491,18 +504,22 @@ impl Fetcher {
             .await;
     }
 
-    /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is
+    /// Stores a key set for the next start, or deletes it if `body` is `None`. It returns when that
+    /// is done, so that a later change of the same set comes later on disk too. A failure is
     /// counted; it costs refused tokens after a restart.
-    fn keep(&self, key_set: &JwksRef, body: Option<String>) {
+    async fn keep(&self, key_set: &JwksRef, body: Option<String>) {
         let context = self.context.clone();
         let (tenant, uri) = key_set.clone();
-        tokio::task::spawn_blocking(move || {
+        let written = tokio::task::spawn_blocking(move || {
             if let Err(e) = context.store.put_jwks(&tenant, &uri, body.as_deref()) {
                 context
                     .metrics
                     .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
             }
         });
+        if written.await.is_err() {
+            tracing::error!("trust: storing a key set panicked, which is a bug in the controller");
+        }
     }
 }
 
@@ -616,6 +633,7 @@ mod tests {
         }
         std::fs::write(outside.join("secret"), "{}").unwrap();
         std::fs::write(inside.join("keys/a.json"), "{}").unwrap();
+        // One byte more than JWKS_BYTES_MAX.
         std::fs::write(inside.join("large"), vec![b' '; JWKS_BYTES_MAX + 1]).unwrap();
         let link = |target: &str, name: &str| {
             std::os::unix::fs::symlink(target, inside.join(name)).unwrap()

@@ -128,7 +128,7 @@ struct Custom {
 pub struct PolicySet {
     /// Key of a broken policy, because of which everything is denied.
     broken: Option<PolicyKey>,
-    customs: Vec<Custom>,
+    custom_policies: Vec<Custom>,
     denies: Vec<CompiledPolicy>,
     allows: Vec<CompiledPolicy>,
     /// Audits and dry runs. The flag is true for a broken policy, which always matches.
@@ -147,7 +147,7 @@ impl PolicySet {
             set.add(policy);
         }
         let enforced = || {
-            set.customs
+            set.custom_policies
                 .iter()
                 .flat_map(|c| &c.policies)
                 .chain(&set.denies)
@@ -162,9 +162,9 @@ impl PolicySet {
         let audited =
             audited.flat_map(|(policy, ..)| policy.rules.iter().flat_map(CompiledRule::attributes));
         // An authorizer receives the path, and how it decides is not known here.
-        set.needs_path =
-            attributes().chain(audited).any(|a| *a == Attribute::Path) || !set.customs.is_empty();
-        set.needs_http = attributes().any(|a| !a.is_l4()) || !set.customs.is_empty();
+        set.needs_path = attributes().chain(audited).any(|a| *a == Attribute::Path)
+            || !set.custom_policies.is_empty();
+        set.needs_http = attributes().any(|a| !a.is_l4()) || !set.custom_policies.is_empty();
         set.enforces = set.broken.is_some() || enforced().next().is_some();
         set
     }
@@ -190,12 +190,12 @@ impl PolicySet {
             (AuthorizationAction::Allow, ..) => self.allows.push(ready),
             (AuthorizationAction::Deny, ..) => self.denies.push(ready),
             (AuthorizationAction::Custom(authorizer), ..) => match self
-                .customs
+                .custom_policies
                 .iter_mut()
                 .find(|c| c.authorizer == *authorizer)
             {
                 Some(custom) => custom.policies.push(ready),
-                None => self.customs.push(Custom {
+                None => self.custom_policies.push(Custom {
                     authorizer: authorizer.clone(),
                     policies: vec![ready],
                 }),
@@ -228,7 +228,7 @@ impl PolicySet {
 
     /// Iterates over the authorizers that may have to be called.
     pub fn authorizers(&self) -> impl Iterator<Item = &PolicyKey> {
-        self.customs.iter().map(|custom| &custom.authorizer)
+        self.custom_policies.iter().map(|custom| &custom.authorizer)
     }
 
     /// Decides on a request or connection. It does not allocate, except for a host with a trailing
@@ -266,7 +266,7 @@ impl PolicySet {
         // unknown attribute.
         let mut undecided = None;
         // The order is Istio's: CUSTOM, then DENY, then ALLOW.
-        for (n, custom) in self.customs.iter().enumerate() {
+        for (n, custom) in self.custom_policies.iter().enumerate() {
             match first(&custom.policies, facts, false) {
                 // An authorizer that has granted the request is not called a second time.
                 (Truth::Yes, Some((policy, _))) if n >= progress.granted => {

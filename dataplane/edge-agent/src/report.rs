@@ -94,6 +94,7 @@ mod tests {
             Err("250.1.0".to_string())
         );
         let tunnels = |underlay: &str| {
+            // Port 40,001, port 0, which is skipped, and half a port.
             let tunnels = vec![ReplicaTunnels {
                 underlay: underlay.into(),
                 ports: vec![0x9c, 0x41, 0, 0, 0x9c],

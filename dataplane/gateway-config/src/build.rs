@@ -609,7 +609,7 @@ impl SnapshotBuilder {
         });
         let ports = ports.collect();
         let throttle = self.throttle_of(key);
-        let is_gateway = self.state(key).gateway.is_some();
+        let gateway = self.state(key).gateway.clone();
         let view = Arc::new(ServiceView {
             names,
             vips: service.vips,
@@ -619,6 +619,7 @@ impl SnapshotBuilder {
             policy_paths: service.policy_paths,
             guard,
             throttle,
+            trusted_proxies: gateway.as_ref().map_or(0, |it| it.trusted_proxies),
         });
         let tenant = self.tenant(&key.tenant);
         tenant.services.insert(key.clone(), view.clone());
@@ -627,7 +628,7 @@ impl SnapshotBuilder {
         }
         // Clients reach a Gateway at addresses of its ingress network. `upsert_gateway` makes up
         // its hostname, so a request by name must not find it.
-        if !is_gateway {
+        if gateway.is_none() {
             let host = view.names.hostname.clone();
             tenant.hosts.insert(host, view.clone());
         }

@@ -33,12 +33,15 @@ impl FilterChain {
     /// Answers a preflight. It runs once, before an endpoint is selected. The request decides about
     /// it, not the rule alone.
     const ANSWER_PREFLIGHT: Self = Self(64);
+    /// Sends copies of requests as the rule says. It runs once, when an attempt has a connection.
+    const COPY_REQUESTS: Self = Self(128);
     /// The filters that read the rule of a request that is forwarded.
     const OF_MATCHED_RULE: Self = Self(
         Self::CHANGE_HEADS.0
             | Self::LIMIT_ATTEMPTS.0
             | Self::INJECT_FAULTS.0
-            | Self::SHARE_RESPONSES.0,
+            | Self::SHARE_RESPONSES.0
+            | Self::COPY_REQUESTS.0,
     );
     /// The filters that run once, before an endpoint is selected.
     const BEFORE_BALANCE: Self = Self(
@@ -79,6 +82,9 @@ impl FilterChain {
         }
         if rule.cors.is_some() {
             chain = chain.with(Self::SHARE_RESPONSES);
+        }
+        if !rule.mirrors.is_empty() {
+            chain = chain.with(Self::COPY_REQUESTS);
         }
         chain
     }
@@ -121,6 +127,12 @@ impl FilterChain {
     #[inline]
     pub fn answers_preflight(self) -> bool {
         self.has(Self::ANSWER_PREFLIGHT)
+    }
+
+    /// True if the rule sends copies of requests.
+    #[inline]
+    pub fn copies_requests(self) -> bool {
+        self.has(Self::COPY_REQUESTS)
     }
 
     /// True if the rule injects faults.
@@ -178,6 +190,8 @@ mod tests {
         assert!(preflight.answers_preflight() && preflight.runs_before_balance());
         let shared = none.with(FilterChain::SHARE_RESPONSES);
         assert!(shared.reads_rule() && !shared.runs_before_balance());
+        let copies = none.with(FilterChain::COPY_REQUESTS);
+        assert!(copies.copies_requests() && copies.reads_rule() && !copies.runs_before_balance());
         assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

@@ -18,6 +18,7 @@ mod policies;
 mod route_answers;
 mod route_cors;
 mod route_filters;
+pub mod route_mirrors;
 mod route_reply;
 mod routes;
 mod shards;
@@ -54,6 +55,7 @@ pub use policies::{DestinationPolicy, TenantPolicies};
 pub use route_answers::AnsweredRequest;
 pub use route_cors::CorsOutcome;
 pub use route_filters::{MatchedFilters, edit_response};
+pub use route_mirrors::SelectedMirror;
 pub use route_reply::RouteReply;
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
@@ -229,6 +231,8 @@ pub struct ServiceView {
     pub guard: Option<Arc<DestinationPolicy>>,
     /// Throttle of the service's requests, wherever they are routed.
     pub throttle: Option<Arc<RequestThrottle>>,
+    /// Number of proxies before the Gateway for which the service stands; 0 for other services.
+    pub trusted_proxies: u8,
 }
 
 impl ServiceView {

@@ -1,6 +1,7 @@
 //! The filters of the rule that a request matched: which mutations they make of the request, and
 //! which headers of the response they change. It reads and writes no message.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
@@ -12,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::mutations::RequestMutations;
 use crate::route_cors::{self, CorsOutcome};
+use crate::route_mirrors::SelectedMirror;
 use crate::route_reply::RouteReply;
 
 /// A rule with filters, and the match of it that holds for the request.
@@ -21,6 +23,8 @@ pub struct MatchedFilters {
     match_index: usize,
     /// Outcome of the rule's cross-origin policy for the request.
     cors: Option<CorsOutcome>,
+    /// Mirrors that get a copy of the request, until the copies begin.
+    mirrors: RefCell<Vec<SelectedMirror>>,
 }
 
 impl MatchedFilters {
@@ -30,6 +34,7 @@ impl MatchedFilters {
             rule: rule.clone(),
             match_index,
             cors: None,
+            mirrors: RefCell::default(),
         }
     }
 
@@ -45,6 +50,18 @@ impl MatchedFilters {
         let policy = self.rule.cors.as_deref();
         self.cors = policy.map(|policy| route_cors::decide(policy, patterns, filtered, request));
         self
+    }
+
+    /// Sets the mirrors that get a copy of the request.
+    #[must_use]
+    pub(crate) fn with_mirrors(mut self, mirrors: Vec<SelectedMirror>) -> Self {
+        self.mirrors = RefCell::new(mirrors);
+        self
+    }
+
+    /// Returns the mirrors that get a copy of the request, once.
+    pub fn take_mirrors(&self) -> Vec<SelectedMirror> {
+        self.mirrors.take()
     }
 
     /// Returns the rule that the request matched.
@@ -223,6 +240,7 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
         };
         MatchedFilters::new(&Arc::new(rule), 0)
     }

@@ -20,6 +20,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::listeners::ListenerIndex;
+use super::route_mirrors::{self, SelectedMirror};
 use super::{EndpointSetId, FilterChain, MatchedFilters, route_cors};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
@@ -163,6 +164,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             ..(**rule).clone()
         })
     });
@@ -175,10 +177,28 @@ pub struct ServiceRoutes {
     compiled: Arc<CompiledRoutes>,
     /// Targets of each rule of each router, in the order of both.
     targets: Box<[Box<[RuleTargets]>]>,
+    /// Endpoint sets of the mirrors of each rule that has any.
+    mirrors: HashMap<RouteKey, Box<[Option<EndpointSetId>]>>,
     /// Filters that the service's own policies require; those of the rules were resolved from them.
     dialled: FilterChain,
     any_port: bool,
     ports: SmallVec<[u16; 4]>,
+}
+
+/// Resolves the mirrors of a service's rule. A mirror of another tenant gets no ID, and no copies.
+fn resolve_mirrors(
+    rule: &RouteRule,
+    targets: &mut impl TargetResolver,
+) -> Box<[Option<EndpointSetId>]> {
+    let mirrors = rule.mirrors.iter().map(|mirror| match &mirror.target {
+        BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } if service.tenant == rule.parent.tenant => Some(targets.slot(service, *port, subset)),
+        _ => None,
+    });
+    mirrors.collect()
 }
 
 /// Target of each backend of one rule; `None` for a backend that must not be used.
@@ -251,9 +271,15 @@ impl ServiceRoutes {
             .collect();
         ports.sort_unstable();
         ports.dedup();
+        let rules = compiled.rules.iter();
+        let mirrored = rules.filter(|rule| !rule.mirrors.is_empty());
+        let mirrors = mirrored
+            .map(|rule| (rule.key.clone(), resolve_mirrors(rule, targets)))
+            .collect();
         Self {
             compiled,
             targets: resolved,
+            mirrors,
             dialled,
             any_port,
             ports,
@@ -347,19 +373,31 @@ impl ServiceRoutes {
     }
 
     /// Returns what a rule does with a request beside its action, for a target whose chain reads the
-    /// rule.
+    /// rule. `random` draws the copies.
     pub fn filters<R: RoutableRequest>(
         &self,
         matched: MatchedRule<'_>,
         request: &R,
+        random: impl FnMut() -> u64,
     ) -> Box<MatchedFilters> {
         let MatchedRule { rule, match_index } = matched;
-        let filters = MatchedFilters::new(rule, match_index);
-        if rule.cors.is_none() {
-            return Box::new(filters);
+        let mut filters = MatchedFilters::new(rule, match_index);
+        if rule.cors.is_some() {
+            let patterns = self.compiled.origins.get(&rule.key);
+            filters = filters.with_cors(patterns, request);
         }
-        let patterns = self.compiled.origins.get(&rule.key);
-        Box::new(filters.with_cors(patterns, request))
+        if !rule.mirrors.is_empty()
+            && let Some(targets) = self.mirrors.get(&rule.key)
+        {
+            let drawn = route_mirrors::draw(&rule.mirrors, random).filter_map(|at| {
+                Some(SelectedMirror {
+                    target: targets.get(at).copied()??,
+                    shadows_host: rule.mirrors[at].shadows_host,
+                })
+            });
+            filters = filters.with_mirrors(drawn.collect());
+        }
+        Box::new(filters)
     }
 
     pub fn rule_count(&self) -> usize {
@@ -422,6 +460,7 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled =
@@ -432,6 +471,7 @@ mod tests {
         );
         let routes =
             ServiceRoutes::resolve(Arc::new(compiled), FilterChain::default(), &mut NoTargets);
+        // The rule is of port 80, but the fault concerns the whole service.
         let RouteOutcome::Refuse { status, .. } = routes.decide(81, &REQUEST, 0).0 else {
             panic!("not refused")
         };

@@ -143,23 +143,27 @@ pub(crate) async fn run(
         tracing::error!(%error, "gateway: cannot pass the listeners to the redirector, so no session can arrive");
         ListenerFds::default()
     }));
+    // The engine waits until each worker has sent or has dropped its sender.
     drop(opened);
     let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
     tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
     tokio::task::spawn_local(worker.scheduler.clone().rounds());
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
-    let parted = Rc::downgrade(&worker);
-    let part = move |ask| {
-        parted
+    let drained = Rc::downgrade(&worker);
+    let set_soft_drain = move |is_draining| {
+        drained
             .upgrade()
-            .map(|worker| worker.set_soft_drain(ask))
+            .map(|worker| worker.set_soft_drain(is_draining))
             .is_some()
     };
-    tokio::task::spawn_local(soft_drain::run(worker.shared.soft_drain.subscribe(), part));
-    let moved = Rc::downgrade(&worker);
-    let turn = move |moves: &Moves| moved.upgrade().map(|worker| worker.rebalance(moves));
-    tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), turn));
+    tokio::task::spawn_local(soft_drain::run(
+        worker.shared.soft_drain.subscribe(),
+        set_soft_drain,
+    ));
+    let rebalanced = Rc::downgrade(&worker);
+    let rebalance = move |moves: &Moves| rebalanced.upgrade().map(|worker| worker.rebalance(moves));
+    tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), rebalance));
     let accepting: Vec<_> = listeners
         .into_iter()
         .map(|(listener, kind)| tokio::task::spawn_local(accept(worker.clone(), listener, kind)))

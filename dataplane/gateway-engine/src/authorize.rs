@@ -10,6 +10,7 @@
 
 pub(crate) mod buffered_body;
 pub(crate) mod ext_authz;
+mod forwarded_client;
 mod gateway_attributes;
 pub(crate) mod reauthorize;
 
@@ -43,6 +44,8 @@ use gateway_attributes::{GatewayAttributes, MutatedRequest};
 pub(crate) struct DestinationPolicies<'a> {
     pub(crate) endpoint: Option<&'a DestinationPolicy>,
     pub(crate) dialled: Option<&'a DestinationPolicy>,
+    /// Number of proxies before the Gateway that was dialled.
+    pub(crate) trusted_proxies: u8,
 }
 
 /// IDs of the endpoint's and the dialled service's [`DestinationPolicy`]; 0 means that there is
@@ -57,6 +60,7 @@ impl<'a> DestinationPolicies<'a> {
         Self {
             endpoint: chosen.endpoint().guard.as_deref(),
             dialled: resolved.guard_beside(&chosen.view),
+            trusted_proxies: resolved.trusted_proxies(),
         }
     }
 
@@ -69,6 +73,7 @@ impl<'a> DestinationPolicies<'a> {
         Self {
             endpoint: policies,
             dialled: routed.resolved.guard_beside(&routed.view),
+            trusted_proxies: routed.resolved.trusted_proxies(),
         }
     }
 
@@ -241,7 +246,7 @@ impl AuthorizationState {
             worker,
             session,
             guards,
-            &GatewayAttributes::request(session, to, &subject),
+            &GatewayAttributes::request(session, to, &subject).behind(guards.trusted_proxies),
             &self.consent,
             record,
         )
@@ -400,7 +405,7 @@ pub(crate) fn connection(
         worker,
         session,
         guards,
-        &GatewayAttributes::connection(session, to),
+        &GatewayAttributes::connection(session, to).behind(guards.trusted_proxies),
         consent,
         record,
     )

@@ -246,6 +246,14 @@ impl ResolvedDestination {
         }
     }
 
+    /// Returns the number of proxies before the destination, which is 0 unless it is a Gateway.
+    pub(crate) fn trusted_proxies(&self) -> u8 {
+        match self {
+            Self::Service { service, .. } => service.trusted_proxies,
+            Self::Pod { .. } => 0,
+        }
+    }
+
     /// Returns the dialled service's own policies if a route selected endpoints of another service,
     /// whose policies do not include them.
     #[inline]

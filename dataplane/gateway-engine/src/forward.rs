@@ -10,6 +10,7 @@ mod exchange;
 mod faults;
 pub(crate) mod http1;
 pub(crate) mod http2;
+mod mirrors;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -142,6 +143,16 @@ pub(crate) trait HttpDownstream {
         changes: Option<&RequestMutations>,
     ) -> Result<UpstreamSide, ProxyError>;
 
+    /// Writes the head of a copy of the request, in the HTTP version of its endpoint. Called while no
+    /// body has been read.
+    fn copy_head(
+        &mut self,
+        state: &RequestState,
+        routed: &RoutedRequest,
+        version: ClientProtocol,
+        changes: &RequestMutations,
+    ) -> Result<mirrors::CopiedHead, ProxyError>;
+
     /// True if the client sends no body, or an empty one.
     fn is_complete(&self, info: &RequestInfo) -> bool;
 
@@ -150,7 +161,7 @@ pub(crate) trait HttpDownstream {
     fn begin_body(&mut self, session: &ClientSession, keeps_head: bool);
 
     /// Ready if the client has left while nothing is sent to it.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
@@ -283,13 +294,13 @@ impl RequestState {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
-                    let whole = ext_authz::CheckContext {
+                    let context = ext_authz::CheckContext {
                         trial: &state,
                         protocol,
                         body: self.body.as_ref(),
                     };
                     let shown = |authorizer: &Authorizer| {
-                        ext_authz::request(session, to, request, &whole, authorizer)
+                        ext_authz::request(session, to, request, &context, authorizer)
                     };
                     let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
@@ -721,6 +732,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
+        let copies = self.begin_copies(routed, has_begun);
         if !is_complete {
             self.begin_body(has_begun);
         }
@@ -732,12 +744,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             limits,
             ..
         } = &mut self.state;
+        // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =
             OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
-        exchange.response_headers = routed.response_headers();
+        exchange.apply_rule(routed.response_headers(), copies);
         if let Some(limits) = limits {
             exchange.limit_attempts(limits, !has_begun && !is_complete);
         }
@@ -808,7 +821,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let client = &mut self.client;
         limits
-            .back_off(worker, is_sent, |cx| client.poll_gone(cx))
+            .back_off(worker, is_sent, |cx| client.poll_client_gone(cx))
             .await
     }
 

@@ -240,12 +240,13 @@ fn decide<R: RoutableRequest>(
                 RouteOutcome::Target(target) => {
                     // Most rules have no filters; their requests need no counted reference.
                     if target.filters.reads_rule() {
-                        matched = rule.map(|rule| routes.filters(rule, request));
+                        matched =
+                            rule.map(|rule| routes.filters(rule, request, || worker.random()));
                     }
                     (target.slot, target.filters)
                 }
                 RouteOutcome::Answer => {
-                    matched = rule.map(|rule| routes.filters(rule, request));
+                    matched = rule.map(|rule| routes.filters(rule, request, || worker.random()));
                     (port.slot, FilterChain::of_answer())
                 }
                 RouteOutcome::Refuse { status, reason } => {

@@ -71,12 +71,12 @@ impl SoftDrain {
 /// desired. Ends when `turn` returns false because the worker is gone.
 pub(crate) async fn run(mut wanted: watch::Receiver<bool>, turn: impl Fn(bool) -> bool) {
     loop {
-        let ask = *wanted.borrow_and_update();
-        if !turn(ask) {
+        let is_draining = *wanted.borrow_and_update();
+        if !turn(is_draining) {
             return;
         }
         let changed = async {
-            if ask {
+            if is_draining {
                 tokio::time::timeout(SOFT_DRAIN_INTERVAL, wanted.changed())
                     .await
                     .unwrap_or(Ok(()))

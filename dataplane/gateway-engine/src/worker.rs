@@ -284,14 +284,14 @@ impl Worker {
 
     /// Starts or ends a soft drain. Idle clients are disconnected soon; the others are notified
     /// with their next response.
-    pub(crate) fn set_soft_drain(&self, ask: bool) {
+    pub(crate) fn set_soft_drain(&self, is_draining: bool) {
         let times = &self.shared.config.times;
-        self.clock.expire_idle(if ask {
+        self.clock.expire_idle(if is_draining {
             times.idle.saturating_sub(times.drain_idle)
         } else {
             Duration::ZERO
         });
-        self.soft_drain.set(ask);
+        self.soft_drain.set(is_draining);
     }
 
     /// Begins the soft drain of the next connections of moved buckets. Returns whether more work

@@ -483,7 +483,7 @@ pub fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
 /// Returns the framing of an HTTP/2 response's body in HTTP/1.1.
 #[inline]
 pub fn framing_of_answer(
-    ask: &RequestInfo,
+    request: &RequestInfo,
     response: &http::response::Parts,
     ended: bool,
 ) -> Framing {
@@ -492,14 +492,14 @@ pub fn framing_of_answer(
         .get(CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
-        _ if ask.kind == RequestKind::Head
+        _ if request.kind == RequestKind::Head
             || matches!(response.status.as_u16(), 100..=199 | 204 | 304) =>
         {
             Framing::None
         }
         (Some(n), _) => Framing::Length(n),
         (None, true) => Framing::Length(0),
-        (None, false) => framing_to_1(Framing::Chunked, ask.client_protocol),
+        (None, false) => framing_to_1(Framing::Chunked, request.client_protocol),
     }
 }
 

@@ -19,6 +19,7 @@ use canal_hbone::{FlowAccount, StalledBytes};
 use canal_net::copy::stall::{StallTimer, StallWatch};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::sync::oneshot;
 
 use crate::buffer::{Inbox, Outbox};
 use crate::io::Io;
@@ -145,7 +146,25 @@ struct ReplayBuffer {
     bytes: Vec<u8>,
     bytes_max: usize,
     trailers: Option<HeaderMap>,
+    /// True if the copy is for sending the body again.
+    is_replayable: bool,
+    /// True if the bytes are those of a chunked body.
+    is_chunked: bool,
+    /// Where copies of the complete body go.
+    copies: Vec<BodyCopySender>,
 }
+
+/// Reason why a body is not copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyCopyError {
+    /// The body has more bytes than the copy may have.
+    TooLong,
+    /// The chunks of the body cannot be read.
+    Malformed,
+}
+
+/// Receives a copy of a body once it is complete, as payload without chunks.
+pub type BodyCopySender = oneshot::Sender<Result<Bytes, BodyCopyError>>;
 
 impl BodyPump {
     /// Starts a body. With `done` there is nothing to move.
@@ -169,24 +188,68 @@ impl BodyPump {
     /// Keeps a copy of the body from now on, so that it can be sent again, until it has more than
     /// `bytes_max`. Call it before the first poll.
     pub fn keep_for_replay(&mut self, bytes_max: usize) {
-        let replay = ReplayBuffer {
-            bytes: Vec::new(),
-            bytes_max,
-            trailers: None,
+        if let Some(replay) = self.begin_copy(bytes_max) {
+            replay.is_replayable = true;
+        }
+    }
+
+    /// Sends copies of the whole body, unless it has more than `bytes_max`. `is_chunked`: the pump
+    /// moves chunks as they are. Call it before the first poll.
+    pub fn copy_to(&mut self, copies: Vec<BodyCopySender>, is_chunked: bool, bytes_max: usize) {
+        match self.begin_copy(bytes_max) {
+            Some(replay) => (replay.copies, replay.is_chunked) = (copies, is_chunked),
+            None => refuse_copies(copies),
+        }
+    }
+
+    /// Returns the copy of the body; `None` if the body is too long already.
+    fn begin_copy(&mut self, bytes_max: usize) -> Option<&mut ReplayBuffer> {
+        if self.replay.is_none() {
+            self.replay = Some(Box::new(ReplayBuffer {
+                bytes: Vec::new(),
+                bytes_max,
+                trailers: None,
+                is_replayable: false,
+                is_chunked: false,
+                copies: Vec::new(),
+            }));
+            let first = self.first.clone();
+            self.record(&first);
+        }
+        self.replay.as_deref_mut()
+    }
+
+    /// Sends the copies if the body is complete.
+    fn finish_copies(&mut self) {
+        let is_done = self.source_end.is_some();
+        let Some(replay) = self.replay.as_mut().filter(|_| is_done) else {
+            return;
         };
-        self.replay = Some(Box::new(replay));
-        let first = self.first.clone();
-        self.record(&first);
+        for copy in replay.copies.drain(..) {
+            // A copy whose receiver has gone is not sent.
+            let _ = copy.send(if replay.is_chunked {
+                payload_of(&replay.bytes).ok_or(BodyCopyError::Malformed)
+            } else {
+                Ok(Bytes::copy_from_slice(&replay.bytes))
+            });
+        }
+        if !replay.is_replayable {
+            self.replay = None;
+        }
     }
 
     /// Returns the bytes of the copy; `None` if there is no complete copy of the body so far.
     pub fn replay_bytes(&self) -> Option<usize> {
-        self.replay.as_ref().map(|replay| replay.bytes.len())
+        let replay = self.replay.as_ref().filter(|replay| replay.is_replayable);
+        replay.map(|replay| replay.bytes.len())
     }
 
     /// Drops the copy: the body will not be sent again.
     pub fn forget_replay(&mut self) {
-        self.replay = None;
+        match &mut self.replay {
+            Some(replay) if !replay.copies.is_empty() => replay.is_replayable = false,
+            _ => self.replay = None,
+        }
     }
 
     /// True once the end of the body was read from its source.
@@ -197,7 +260,7 @@ impl BodyPump {
     /// Begins the body again, for another sink of the same protocol. Returns false if there is no
     /// copy of it.
     pub fn rewind(&mut self) -> bool {
-        let Some(replay) = &self.replay else {
+        let Some(replay) = self.replay.as_ref().filter(|replay| replay.is_replayable) else {
             return false;
         };
         self.first = Bytes::copy_from_slice(&replay.bytes);
@@ -214,6 +277,7 @@ impl BodyPump {
             return;
         };
         if replay.bytes.len() + bytes.len() > replay.bytes_max {
+            refuse_copies(std::mem::take(&mut replay.copies));
             self.replay = None;
         } else {
             replay.bytes.extend_from_slice(bytes);
@@ -279,6 +343,7 @@ impl BodyPump {
                         replay.trailers.clone_from(&trailers);
                     }
                     self.source_end = Some(trailers);
+                    self.finish_copies();
                 }
                 Poll::Ready(Ok(BodyPiece::Data {
                     bytes,
@@ -295,6 +360,7 @@ impl BodyPump {
                         self.source_end = Some(None);
                     }
                     self.record(&bytes);
+                    self.finish_copies();
                     self.put(bytes, sink);
                 }
             }
@@ -512,6 +578,31 @@ impl BodyPump {
         }
         self.closed = true;
         Ok(())
+    }
+}
+
+/// Returns the payload of a chunked body, which the codec has accepted.
+fn payload_of(chunks: &[u8]) -> Option<Bytes> {
+    let (mut payload, mut rest) = (Vec::new(), chunks);
+    while !rest.is_empty() {
+        let end = rest.windows(2).position(|pair| pair == b"\r\n")?;
+        let line = std::str::from_utf8(&rest[..end]).ok()?;
+        let size = line.split(';').next()?.trim();
+        let size = usize::from_str_radix(size, 16).ok()?;
+        if size == 0 {
+            break;
+        }
+        let chunk = &rest[end + 2..];
+        payload.extend_from_slice(chunk.get(..size)?);
+        rest = chunk.get(size + 2..)?;
+    }
+    Some(payload.into())
+}
+
+fn refuse_copies(copies: Vec<BodyCopySender>) {
+    for copy in copies {
+        // A copy whose receiver has gone is not sent.
+        let _ = copy.send(Err(BodyCopyError::TooLong));
     }
 }
 

@@ -61,8 +61,16 @@ impl Default for GatewayLimits {
 /// Files that a process opens in addition to connections with clients and endpoints: listeners,
 /// maps, logs, the controller.
 const FILES_BESIDE: u64 = 1024;
+/// Requests in flight for each copy of a request to a mirror.
+const REQUESTS_PER_MIRRORED: u64 = 10;
 
 impl GatewayLimits {
+    /// Returns the most copies of requests that the process sends to mirrors at the same time. Their
+    /// connections need files of those that [`GatewayLimits::files`] has for requests.
+    pub fn mirrored_requests(&self) -> u64 {
+        self.requests.div_ceil(REQUESTS_PER_MIRRORED)
+    }
+
     /// Returns the open files that all connections need: one for each client, and one to an
     /// endpoint for it.
     pub fn files(&self) -> u64 {

@@ -7,7 +7,7 @@ use canal_gateway_config::Snapshot;
 use canal_model::share::{Share, ShareKind};
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge};
-use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, TenantLimit, TenantLimitConfig};
 
 use crate::limits::GatewayLimits;
 
@@ -32,7 +32,7 @@ impl SharedLimits {
                 kind,
                 capacity,
                 reserve: 0,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         let connections = limit(ShareKind::GatewayConnections, limits.connections);

@@ -37,6 +37,8 @@ pub struct TenantUsage {
     ext_authz_in_flight: Rc<Cell<u64>>,
     /// Number of requests that faults delay.
     delayed: Rc<Cell<u64>>,
+    /// Number of copies of requests in progress.
+    mirrored: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
     /// Notifies open work that was authorized before the policies changed, so that it is authorized
     /// again.
@@ -52,6 +54,7 @@ struct TenantMaxima {
     tunnels: u64,
     body_bytes: u64,
     delayed: u64,
+    mirrored: u64,
 }
 
 impl TenantUsage {
@@ -66,6 +69,7 @@ impl TenantUsage {
             log: TenantLogQueue::new(&tenant.name, &tenant.shares),
             ext_authz_in_flight: Rc::default(),
             delayed: Rc::default(),
+            mirrored: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
             policy_version: Cell::new(tenant.policy_version),
@@ -75,7 +79,12 @@ impl TenantUsage {
     /// True if something of the tenant is open or in flight, or something else still references its
     /// usage or its queue.
     fn is_open(self: &Rc<Self>) -> bool {
-        let counts = [&self.requests, &self.tunnels, &self.ext_authz_in_flight];
+        let counts = [
+            &self.requests,
+            &self.tunnels,
+            &self.ext_authz_in_flight,
+            &self.mirrored,
+        ];
         counts.iter().any(|count| count.get() > 0)
             || Rc::strong_count(self) > 1
             || Rc::strong_count(&self.queue) > 1
@@ -112,6 +121,9 @@ impl TenantUsage {
 pub struct WorkerLimits {
     requests: Rc<Cell<u64>>,
     requests_max: u64,
+    /// Number of copies of requests in progress.
+    mirrored: Rc<Cell<u64>>,
+    mirrored_max: u64,
     /// Limits of the entire process, with the defaults for tenants for which the provider set no
     /// share.
     limits: GatewayLimits,
@@ -124,6 +136,8 @@ impl WorkerLimits {
         Self {
             requests: Rc::default(),
             requests_max: limits.requests.div_ceil(workers),
+            mirrored: Rc::default(),
+            mirrored_max: limits.mirrored_requests().div_ceil(workers),
             limits: limits.clone(),
             workers,
         }
@@ -152,6 +166,10 @@ impl WorkerLimits {
             body_bytes: shares
                 .get(ShareKind::GatewayBodyBytes)
                 .of(self.limits.body_bytes)
+                .div_ceil(self.workers),
+            mirrored: shares
+                .get(ShareKind::GatewayMirroredRequests)
+                .of(self.limits.mirrored_requests())
                 .div_ceil(self.workers),
             delayed: shares
                 .get(ShareKind::GatewayDelayedRequests)
@@ -187,6 +205,27 @@ impl WorkerLimits {
         Ok(RequestPermit {
             _worker: CountGuard::add(&self.requests),
             _tenant: CountGuard::add(&account.requests),
+        })
+    }
+
+    /// Admits a copy of a request of this tenant to a mirror. It takes no request's place.
+    ///
+    /// # Errors
+    /// The name of the limit that the tenant or the worker has reached.
+    pub fn mirror(&self, account: &TenantUsage) -> Result<RequestPermit, &'static str> {
+        decide_request(
+            account.mirrored.get(),
+            account.maxima.get().mirrored,
+            self.mirrored.get(),
+            self.mirrored_max,
+        )
+        .map_err(|error| match error {
+            ProxyError::Overload => "mirrored_requests",
+            _ => "tenant_mirrored_requests",
+        })?;
+        Ok(RequestPermit {
+            _worker: CountGuard::add(&self.mirrored),
+            _tenant: CountGuard::add(&account.mirrored),
         })
     }
 }
@@ -325,7 +364,7 @@ impl Drop for CountGuard {
     }
 }
 
-/// Counts a request in flight of its tenant and of the worker until dropped.
+/// Counts a request in flight, or a copy of one, of its tenant and of the worker until dropped.
 #[derive(Debug)]
 pub struct RequestPermit {
     _worker: CountGuard,
@@ -373,7 +412,7 @@ mod tests {
             accounts.update(&snapshot, &limits, |_| {});
             snapshot
         };
-        let held = || {
+        let accounts_and_caches = || {
             (
                 accounts.all.borrow().iter().flatten().count(),
                 tokens.tenants(),
@@ -389,7 +428,7 @@ mod tests {
         forget(&there);
         drop(account);
         forget(&next(&mut builder, false, 2));
-        assert_eq!(held(), (1, 1), "a request is in flight");
+        assert_eq!(accounts_and_caches(), (1, 1), "a request is in flight");
         let back = next(&mut builder, true, 3);
         assert_eq!(
             accounts
@@ -402,10 +441,10 @@ mod tests {
         forget(&back);
         let gone = next(&mut builder, false, 4);
         forget(&gone);
-        assert_eq!(held(), (1, 1));
+        assert_eq!(accounts_and_caches(), (1, 1));
         drop(request);
         forget(&gone);
-        assert_eq!(held(), (0, 0));
+        assert_eq!(accounts_and_caches(), (0, 0));
         assert!(!accounts.has_gone.get());
         // The tenant is back with the same number and new usage.
         let again = next(&mut builder, true, 5);
@@ -417,7 +456,43 @@ mod tests {
             0
         );
         forget(&again);
-        assert_eq!(held(), (1, 0), "and existing connections stay");
+        assert_eq!(
+            accounts_and_caches(),
+            (1, 0),
+            "and existing connections stay"
+        );
+    }
+
+    #[test]
+    fn copies_of_requests_have_limits_of_their_own() {
+        use canal_gateway_config::SnapshotBuilder;
+        use canal_gateway_config::testing::tenant;
+        use canal_model::ids::Generation;
+
+        let registry = canal_runtime::metrics::Registry::new();
+        let counts = Rc::new(WorkerCounters::new(&registry, &registry.shard()));
+        let accounts = TenantUsageTable::new(Scheduler::new(), counts);
+        let few = GatewayLimits {
+            requests: 100,
+            ..GatewayLimits::default()
+        };
+        let limits = WorkerLimits::of(&few, 1);
+        let mut builder = SnapshotBuilder::new("gw", None, None);
+        let snapshot = builder.apply(&[tenant()], &[], Generation(1));
+        let account = accounts.of(snapshot.tenant("t").unwrap(), &limits);
+        let copies: Vec<_> = (0..2).map(|_| limits.mirror(&account).unwrap()).collect();
+        let refused = limits.mirror(&account).err();
+        assert_eq!(refused, Some("tenant_mirrored_requests"), "a quarter of 10");
+        assert!(account.is_open() && limits.request(&account).is_ok());
+        drop(copies);
+        let mut shares = Shares::default();
+        shares.set(ShareKind::GatewayMirroredRequests, Share::Percent(100));
+        limits.set_shares(&account, &shares);
+        let copies: Vec<_> = (0..10).map(|_| limits.mirror(&account).unwrap()).collect();
+        let refused = limits.mirror(&account).err();
+        assert_eq!(refused, Some("mirrored_requests"));
+        drop(copies);
+        assert!(limits.mirror(&account).is_ok());
     }
 
     /// Tenants with slow endpoints use up their limits one after another; a further tenant is still
@@ -428,13 +503,13 @@ mod tests {
             let mut used = 0;
             let counts: Vec<u64> = (0..10)
                 .map(|_| {
-                    let held = (0..max)
-                        .take_while(|held| {
-                            decide_request(*held, tenant_max, used + held, max).is_ok()
+                    let admitted = (0..max)
+                        .take_while(|admitted| {
+                            decide_request(*admitted, tenant_max, used + admitted, max).is_ok()
                         })
                         .count() as u64;
-                    used += held;
-                    held
+                    used += admitted;
+                    admitted
                 })
                 .collect();
             assert!(

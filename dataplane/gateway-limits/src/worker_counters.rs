@@ -17,6 +17,7 @@ pub struct WorkerCounters {
     retries: CounterFamily,
     retries_refused: CounterFamily,
     fault_delays: CounterFamily,
+    mirrored: CounterFamily,
     shortages: CounterFamily,
     timeouts: Vec<Counter>,
     http2_errors: CounterFamily,
@@ -79,6 +80,15 @@ fn http2_errors(registry: &Registry) -> CounterFamily {
     ))
 }
 
+/// Returns the metric family of retries, by reason.
+fn retries(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_retries_total",
+        "Requests sent again to another endpoint or connection, by reason.",
+        &["reason"],
+    ))
+}
+
 /// Returns the metric family of retries that were not made, by reason.
 fn retries_refused(registry: &Registry) -> CounterFamily {
     registry.counters(MetricFamily::new(
@@ -93,6 +103,15 @@ fn fault_delays(registry: &Registry) -> CounterFamily {
     registry.counters(MetricFamily::new(
         "canal_gateway_fault_delays_total",
         "Delays of requests that rules inject as faults, and those left out because too many requests wait.",
+        &["result"],
+    ))
+}
+
+/// Returns the metric family of copies of requests, by result.
+fn mirrored(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_mirrored_requests_total",
+        "Copies of requests to mirrors, by result: `sent`, or the reason for which there is none.",
         &["result"],
     ))
 }
@@ -137,13 +156,10 @@ impl WorkerCounters {
                 "HBONE CONNECTs that were refused, by reason.",
                 &["reason"],
             ),
-            retries: family(
-                "canal_gateway_retries_total",
-                "Requests sent again to another endpoint or connection, by reason.",
-                &["reason"],
-            ),
+            retries: retries(registry),
             retries_refused: retries_refused(registry),
             fault_delays: fault_delays(registry),
+            mirrored: mirrored(registry),
             shortages: family(
                 "canal_gateway_local_exhaustion_total",
                 "Connections to endpoints that were not opened because a resource of this machine is exhausted.",
@@ -258,6 +274,9 @@ impl WorkerCounters {
     }
     pub fn fault_delay(&self, result: &str) {
         self.shard.counter(&self.fault_delays, &[result]).inc();
+    }
+    pub fn mirrored(&self, result: &str) {
+        self.shard.counter(&self.mirrored, &[result]).inc();
     }
     pub fn short_of(&self, what: &str) {
         self.shard.counter(&self.shortages, &[what]).inc();

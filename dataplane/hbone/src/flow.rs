@@ -214,7 +214,7 @@ pub(crate) mod tests {
     use std::task::Waker;
 
     use canal_model::share::{Share, ShareKind};
-    use canal_runtime::{GiveWay, TenantLimitConfig};
+    use canal_runtime::{RevocationOrder, TenantLimitConfig};
 
     use super::*;
 
@@ -223,7 +223,7 @@ pub(crate) mod tests {
             kind: ShareKind::GatewayBufferBytes,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         };
         let limit = TenantLimit::new(config);
         limit.set_default_share(share);
@@ -233,8 +233,9 @@ pub(crate) mod tests {
         }
     }
 
-    fn is_revoked(held: &mut StalledBytes) -> bool {
-        held.poll_revoked(&mut Context::from_waker(Waker::noop()))
+    fn is_revoked(stalled: &mut StalledBytes) -> bool {
+        stalled
+            .poll_revoked(&mut Context::from_waker(Waker::noop()))
             .is_ready()
     }
 
@@ -242,20 +243,20 @@ pub(crate) mod tests {
     fn stalled_bytes_are_charged_until_they_are_read() {
         let alpha = budget(1 << 20, Share::Percent(50), "alpha");
         let account = FlowAccount::new(Some(alpha.clone()));
-        let mut held = StalledBytes::begin(&account, 1);
-        assert!(!is_revoked(&mut held));
+        let mut stalled = StalledBytes::begin(&account, 1);
+        assert!(!is_revoked(&mut stalled));
         assert_eq!((alpha.limit.used(), account.stalled()), (64 << 10, 1));
-        held.push(&[7; 64 << 10]);
-        assert!(!is_revoked(&mut held));
+        stalled.push(&[7; 64 << 10]);
+        assert!(!is_revoked(&mut stalled));
         assert_eq!(alpha.limit.used(), 128 << 10);
-        assert_eq!((held.take().len(), held.is_empty()), (64 << 10, true));
-        assert!(!is_revoked(&mut held));
+        assert_eq!((stalled.take().len(), stalled.is_empty()), (64 << 10, true));
+        assert!(!is_revoked(&mut stalled));
         assert_eq!(
             alpha.limit.used(),
             128 << 10,
             "the reader has not consumed them"
         );
-        drop(held);
+        drop(stalled);
         assert_eq!((alpha.limit.used(), account.stalled()), (0, 0));
     }
 
@@ -271,9 +272,9 @@ pub(crate) mod tests {
             FlowAccount::new(Some(beta)),
         );
         let full = |account: &Rc<FlowAccount>| {
-            let mut held = StalledBytes::begin(account, 64 << 10);
-            assert!(!is_revoked(&mut held));
-            held
+            let mut stalled = StalledBytes::begin(account, 64 << 10);
+            assert!(!is_revoked(&mut stalled));
+            stalled
         };
         let mut other = full(&others);
         let mut all: Vec<_> = (0..16).map(|_| full(&mine)).collect();

@@ -224,6 +224,8 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
         loop {
             tokio::select! {
                 biased;
+                // Events come first, so that a peer that opens streams without a pause cannot delay
+                // them.
                 Some(event) = events.next() => match event {
                     ServerEvent::Forced => return (HboneCloseReason::Drained, Ok(())),
                     ServerEvent::TrustLost(why) => {

@@ -38,7 +38,7 @@ pub struct HboneStream {
     /// Bytes that the caller put back. Their flow-control credit was returned before.
     unread: Bytes,
     /// Bytes that were received and not read yet. They still count against the peer's window.
-    front: Bytes,
+    undelivered: Bytes,
     /// Bytes handed out as a chunk. Their credit is returned when the next chunk is requested.
     owed: usize,
     account: Rc<FlowAccount>,
@@ -103,12 +103,12 @@ impl HboneStream {
         account: Rc<FlowAccount>,
         taken: Option<StreamLease>,
     ) -> Self {
-        let (unread, front) = (Bytes::new(), Bytes::new());
+        let (unread, undelivered) = (Bytes::new(), Bytes::new());
         Self {
             send,
             recv,
             unread,
-            front,
+            undelivered,
             owed: 0,
             account,
             stalled: None,
@@ -131,11 +131,11 @@ impl HboneStream {
         if !self.unread.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut self.unread))));
         }
-        if !ready!(self.poll_front(cx))? {
+        if !ready!(self.poll_fill(cx))? {
             return Poll::Ready(Ok(None));
         }
-        self.owed = self.front.len();
-        Poll::Ready(Ok(Some(std::mem::take(&mut self.front))))
+        self.owed = self.undelivered.len();
+        Poll::Ready(Ok(Some(std::mem::take(&mut self.undelivered))))
     }
 
     /// Sends from the front of `data` as far as the window permits, without copying. Ready when at
@@ -251,7 +251,7 @@ impl HboneStream {
         if self
             .stalled
             .as_ref()
-            .is_some_and(|stalled| stalled.is_empty() && self.front.is_empty())
+            .is_some_and(|stalled| stalled.is_empty() && self.undelivered.is_empty())
         {
             self.stalled = None;
         }
@@ -268,7 +268,7 @@ impl HboneStream {
         if self.read_ended {
             return self.poll_reset_by_error(cx);
         }
-        let handed = self.owed + self.front.len();
+        let handed = self.owed + self.undelivered.len();
         let stalled = self
             .stalled
             .get_or_insert_with(|| Box::new(StalledBytes::begin(&self.account, handed)));
@@ -293,7 +293,7 @@ impl HboneStream {
             }
         }
         if stalled.poll_revoked(cx).is_ready() {
-            (self.stalled, self.front) = (None, Bytes::new());
+            (self.stalled, self.undelivered) = (None, Bytes::new());
             self.reset(Reason::ENHANCE_YOUR_CALM);
             self.failure = Some(over_budget());
             return Poll::Ready(over_budget());
@@ -310,12 +310,12 @@ impl HboneStream {
         }
     }
 
-    /// Fills `front`; returns false at the end.
-    fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        while self.front.is_empty() {
+    /// Fills `undelivered`; returns false at the end.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        while self.undelivered.is_empty() {
             if let Some(stalled) = self.stalled.as_mut().filter(|stalled| !stalled.is_empty()) {
                 // These bytes came before all that HTTP/2 still holds.
-                self.front = stalled.take();
+                self.undelivered = stalled.take();
                 break;
             }
             // The failure comes after the bytes that arrived before it.
@@ -333,7 +333,7 @@ impl HboneStream {
                     if !data.is_empty() {
                         self.replay = None;
                     }
-                    self.front = data;
+                    self.undelivered = data;
                 }
                 Some(Err(e)) => {
                     self.read_ended = true;
@@ -435,10 +435,10 @@ impl AsyncRead for HboneStream {
             self.unread.advance(n);
             return Poll::Ready(Ok(()));
         }
-        if ready!(self.poll_front(cx))? {
-            let n = self.front.len().min(buf.remaining());
-            buf.put_slice(&self.front[..n]);
-            self.front.advance(n);
+        if ready!(self.poll_fill(cx))? {
+            let n = self.undelivered.len().min(buf.remaining());
+            buf.put_slice(&self.undelivered[..n]);
+            self.undelivered.advance(n);
             self.owed = n;
             self.settle();
         }

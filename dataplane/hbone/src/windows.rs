@@ -260,6 +260,7 @@ mod tests {
                 growth.unannounced.is_some(),
                 "the first change is not acknowledged"
             );
+            // A few polls of both sides deliver all SETTINGS and their acknowledgments.
             for _ in 0..10 {
                 std::future::poll_fn(|cx| {
                     let _ = Pin::new(&mut client).poll(cx);

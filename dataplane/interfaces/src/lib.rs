@@ -19,9 +19,9 @@ use canal_runtime::drain::DrainObserver;
 use canal_runtime::metrics::{CounterFamily, GaugeFamily, MetricFamily, Registry};
 
 /// Time between two checks of the bindings file and of the guarded interfaces.
-const INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Size of the bindings file, at most.
-const BYTES_MAX: u64 = 4 << 20;
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// The interfaces to guard, and the location of the pinned kernel objects.
 #[derive(Debug, Clone)]
@@ -96,7 +96,9 @@ enum BindingsError {
         "the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read"
     )]
     Unreadable(String),
-    #[error("the file is larger than {BYTES_MAX} bytes; fix: name only this host's containers")]
+    #[error(
+        "the file is larger than {FILE_BYTES_MAX} bytes; fix: name only this host's containers"
+    )]
     TooLarge,
     #[error(
         "the file has another format: {0}; fix: write {{\"containers\": [{{\"interface\", \"tenant\", \"vni\", \"mac\", \"addresses\"}}]}}"
@@ -217,10 +219,10 @@ fn read_file(path: &Path) -> Result<Vec<u8>, BindingsError> {
         |e: std::io::Error| BindingsError::Unreadable(format!("{}: {e}", path.display()));
     let mut text = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(BYTES_MAX + 1)
+    file.take(FILE_BYTES_MAX + 1)
         .read_to_end(&mut text)
         .map_err(unreadable)?;
-    if text.len() as u64 > BYTES_MAX {
+    if text.len() as u64 > FILE_BYTES_MAX {
         Err(BindingsError::TooLarge)
     } else {
         Ok(text)
@@ -377,7 +379,7 @@ pub async fn run(interfaces: Interfaces, registry: Registry, end: DrainObserver)
         }
         tokio::select! {
             () = end.forced() => return,
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
     }
 }

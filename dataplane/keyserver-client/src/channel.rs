@@ -32,14 +32,14 @@ pub const QUEUE_MAX: usize = 4 << 20;
 /// Minimum space for a read.
 const READ_BYTES: usize = 16 << 10;
 /// Maximum time for which frames are delayed; see [`WritePacer`].
-const HOLD: Duration = Duration::from_millis(1);
+const FRAME_DELAY_MAX: Duration = Duration::from_millis(1);
 /// Timeout of TCP and TLS to a key server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Silence after which a PING is sent, and after which the channel is closed if it lasts as long
 /// again.
-const PING: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of parts of a timeout, see [`KeyServerCall::answer_within`].
-const PARTS: u32 = 4;
+const TIMEOUT_PARTS: u32 = 4;
 /// Interval at which the answer to a PING is checked.
 const PING_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Request ID of PINGs; handshakes count up from 1.
@@ -99,7 +99,7 @@ struct PendingRequests {
 /// Next action of the writer.
 enum WriteTurn {
     Write(Vec<u8>, u64),
-    /// Wait for more frames, for at most [`HOLD`].
+    /// Wait for more frames, for at most [`FRAME_DELAY_MAX`].
     Hold,
     Rest,
 }
@@ -279,7 +279,7 @@ impl KeyServerChannel {
             ended = self.read(read) => ended,
             ended = self.write(write) => ended.map_err(lost),
             why = trust_watch.wait_for_loss() => Err((KeyServerFailure::Revoked, format!("its certificate is {}", why.name()))),
-            () = self.watch() => Err((KeyServerFailure::Lost, format!("silent for {:?}", 2 * PING))),
+            () = self.watch() => Err((KeyServerFailure::Lost, format!("silent for {:?}", 2 * PING_INTERVAL))),
         }
     }
 
@@ -392,7 +392,7 @@ impl KeyServerChannel {
             match turn {
                 WriteTurn::Rest => self.inner.wake.notified().await,
                 WriteTurn::Hold => {
-                    if tokio::time::timeout(HOLD, self.inner.wake.notified())
+                    if tokio::time::timeout(FRAME_DELAY_MAX, self.inner.wake.notified())
                         .await
                         .is_err()
                     {
@@ -411,15 +411,15 @@ impl KeyServerChannel {
     /// Ends when the key server stays silent after a PING.
     async fn watch(&self) {
         loop {
-            tokio::time::sleep_until(self.last_read() + PING).await;
-            if self.last_read().elapsed() < PING {
+            tokio::time::sleep_until(self.last_read() + PING_INTERVAL).await;
+            if self.last_read().elapsed() < PING_INTERVAL {
                 continue;
             }
             let before = self.last_read();
             if self.send_frame(PING_ID, &KeyRequest::Ping).is_err() {
                 return;
             }
-            tokio::time::sleep(PING).await;
+            tokio::time::sleep(PING_INTERVAL).await;
             if self.last_read() == before {
                 return;
             }
@@ -513,8 +513,8 @@ impl KeyServerCall {
         &mut self,
         timeout: Duration,
     ) -> Option<Option<KeyServerAnswer>> {
-        for _ in 0..PARTS {
-            if let Ok(answer) = tokio::time::timeout(timeout / PARTS, self.answer()).await {
+        for _ in 0..TIMEOUT_PARTS {
+            if let Ok(answer) = tokio::time::timeout(timeout / TIMEOUT_PARTS, self.answer()).await {
                 return Some(answer);
             }
         }

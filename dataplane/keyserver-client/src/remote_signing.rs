@@ -28,7 +28,7 @@ use super::key_client::{KeyClient, KeyServerOrder};
 
 /// Time for which a client that must send another key share (HelloRetryRequest) may occupy a
 /// thread.
-const RETRY_PATIENCE: Duration = Duration::from_secs(1);
+const SECOND_HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State of the handshake for which a thread signs.
 struct SigningContext {
@@ -189,7 +189,8 @@ impl RemoteKey {
             if NOW.with_borrow(|now| now.as_ref().is_some_and(|n| !n.has_signed)) {
                 // The client must send another key share first; the step after that signs.
                 if let HandshakeProgress::Going(accept) = step {
-                    let limited = async { tokio::time::timeout(RETRY_PATIENCE, accept).await };
+                    let limited =
+                        async { tokio::time::timeout(SECOND_HELLO_TIMEOUT, accept).await };
                     step = HandshakeProgress::Over(
                         runtime
                             .block_on(limited)

@@ -47,7 +47,7 @@ async fn waiting(components: &TestCa) -> (KeyServerChannel, TcpListener) {
 async fn a_channel_limits_requests_and_bytes() {
     let components = TestCa::new("components");
     let (channel, _listener) = waiting(&components).await;
-    let held: Vec<_> = (0..IN_FLIGHT_MAX)
+    let calls: Vec<_> = (0..IN_FLIGHT_MAX)
         .map(|_| {
             channel
                 .send_request(&KeyRequest::Chain {
@@ -60,7 +60,7 @@ async fn a_channel_limits_requests_and_bytes() {
         channel.send_request(&KeyRequest::Ping).err(),
         Some(KeyServerFailure::Busy)
     );
-    drop(held);
+    drop(calls);
     assert!(channel.send_request(&KeyRequest::Ping).is_ok());
     let (channel, _listener) = waiting(&components).await;
     let input = vec![0; 60_000];
@@ -73,12 +73,12 @@ async fn a_channel_limits_requests_and_bytes() {
             input: &input,
         })
     };
-    let mut held = Vec::new();
+    let mut calls = Vec::new();
     while let Ok(exchange) = sign() {
-        held.push(exchange);
-        assert!(held.len() < 100, "no end");
+        calls.push(exchange);
+        assert!(calls.len() < 100, "no end");
     }
-    assert_eq!(held.len(), QUEUE_MAX.div_ceil(60_000));
+    assert_eq!(calls.len(), QUEUE_MAX.div_ceil(60_000));
     assert_eq!(sign().err(), Some(KeyServerFailure::Busy));
 }
 
@@ -102,6 +102,7 @@ fn contradictory_answers_of_a_key_server_are_refused() {
         alpn: b"h2",
         expected: Arc::from([identity(expected)]),
     };
+    // The peer sent eight bytes, `12345678`.
     for (name, done, expected, role, what) in [
         (
             "more consumed than given",
@@ -221,6 +222,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             .accept(listener.accept().await.unwrap().0)
             .await
             .unwrap();
+        // Once the request has arrived, the answer cannot precede it.
         tls.read_u8().await.unwrap();
         tls.write_all(&says).await.unwrap();
         tls.flush().await.unwrap();

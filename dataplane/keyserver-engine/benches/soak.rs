@@ -153,6 +153,8 @@ async fn main() -> ExitCode {
     let run = async |divisor: usize| {
         let (signature_part, handshake_part) =
             (signature_count / divisor, handshake_count / divisor);
+        // The schemes are ecdsa_secp256r1_sha256 and rsa_pss_rsae_sha256 (RFC 8446 section
+        // 4.2.3).
         signatures(&fixture, NODE, WEB, 0x0403, signature_part * 9 / 10).await;
         signatures(&fixture, RSA_NODE, SLOW, 0x0804, signature_part / 10).await;
         handshakes(&fixture, NODE, WEB, "alpha", handshake_part * 9 / 10).await;

@@ -106,7 +106,7 @@ pub(crate) struct EngineContext {
     pub(crate) rights: ArcSwap<EntitlementIndex>,
     pub(crate) provisioner: Provisioner,
     pub(crate) files: Option<TenantKeyFiles>,
-    pub(crate) lanes: OperationPool<KeyJob>,
+    pub(crate) pool: OperationPool<KeyJob>,
     pub(crate) quotas: Quotas,
     pub(crate) counts: KeyServerCounters,
 }
@@ -374,7 +374,7 @@ impl RequesterChannel {
                     let chain = certified.chain.iter().map(|c| &**c).collect();
                     channel.core.counts.count_operation(
                         KeyOperation::Chain,
-                        certified.key.lane(),
+                        certified.key.queue(),
                         &certified.tenant,
                     );
                     channel.enqueue_response(ticket.id, &KeyResponse::Certificates { chain });
@@ -641,9 +641,9 @@ impl RequesterChannel {
 
     fn launch(self: &Arc<Self>, ticket: RequestTicket, task: WorkerOperation) {
         let certified = task.certified();
-        let (lane, tenant) = (certified.key.lane(), certified.tenant.clone());
-        self.core.lanes.push(
-            lane,
+        let (queue, tenant) = (certified.key.queue(), certified.tenant.clone());
+        self.core.pool.push(
+            queue,
             &tenant,
             KeyJob {
                 channel: self.clone(),
@@ -694,7 +694,7 @@ impl RequesterChannel {
             OperationResult::Signature { certified, bytes } => self.end(ticket, |_| {
                 self.core.counts.count_operation(
                     KeyOperation::Signature,
-                    certified.key.lane(),
+                    certified.key.queue(),
                     &certified.tenant,
                 );
                 self.enqueue_response(id, &KeyResponse::Signature { bytes: &bytes });
@@ -706,7 +706,7 @@ impl RequesterChannel {
             } => self.end(ticket, |entry| {
                 self.core.counts.count_operation(
                     entry.operation,
-                    certified.key.lane(),
+                    certified.key.queue(),
                     &certified.tenant,
                 );
                 let done = HandshakeResult {

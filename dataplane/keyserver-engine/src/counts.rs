@@ -128,11 +128,11 @@ impl KeyServerCounters {
     pub(crate) fn count_operation(
         &self,
         kind: KeyOperation,
-        lane: OperationQueue,
+        queue: OperationQueue,
         tenant: &TenantName,
     ) {
         self.operations
-            .shared(&[kind.name(), lane.name(), tenant.as_str()])
+            .shared(&[kind.name(), queue.name(), tenant.as_str()])
             .inc();
     }
 

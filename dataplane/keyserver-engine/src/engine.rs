@@ -40,9 +40,9 @@ use crate::unauthenticated::Unauthenticated;
 use crate::vault::{Vault, VaultError};
 
 /// Interval at which a channel checks for handshakes whose time has run out.
-const SWEEP: Duration = Duration::from_millis(50);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 /// Minimum capacity for one read in bytes.
-const READ: usize = 8 << 10;
+const READ_BYTES_MIN: usize = 8 << 10;
 /// Timeout of one write to a requester.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -51,7 +51,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct KeyServerConfig {
     /// Name of the key server; a [`Principal::KeyServer`].
     pub principal: Principal,
-    pub lanes: OperationPoolConfig,
+    pub pool: OperationPoolConfig,
     pub shares: QuotaShares,
     /// Directory of the tenant's keyless keys; `None`: there are none.
     pub tls_dir: Option<PathBuf>,
@@ -139,7 +139,7 @@ impl KeyServerEngine {
             rights: ArcSwap::default(),
             provisioner,
             files,
-            lanes: OperationPool::start(config.lanes, registry)
+            pool: OperationPool::start(config.pool, registry)
                 .map_err(KeyServerEngineError::Threads)?,
             quotas: Quotas::new(config.shares),
             counts: KeyServerCounters::new(registry, config.shares),
@@ -236,7 +236,7 @@ impl KeyServerEngine {
             "keys": self.listener_state.core.provisioner.status(),
             "files": self.listener_state.core.files.as_ref().map(TenantKeyFiles::status),
             "under_way": self.listener_state.core.quotas.total(),
-            "queued": { "ecdsa": self.listener_state.core.lanes.depth(OperationQueue::Ecdsa), "rsa": self.listener_state.core.lanes.depth(OperationQueue::Rsa) },
+            "queued": { "ecdsa": self.listener_state.core.pool.depth(OperationQueue::Ecdsa), "rsa": self.listener_state.core.pool.depth(OperationQueue::Rsa) },
         })
     }
 
@@ -404,9 +404,9 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
     not_after: SystemTime,
     drain: &DrainWatcher,
 ) -> ChannelEndReason {
-    let mut buffer = BytesMut::with_capacity(READ);
+    let mut buffer = BytesMut::with_capacity(READ_BYTES_MIN);
     let (mut drained, mut expired) = (false, false);
-    let mut sweep = tokio::time::interval(SWEEP);
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -451,7 +451,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
             };
         }
         // The buffer grows for a longer frame.
-        buffer.reserve(READ);
+        buffer.reserve(READ_BYTES_MIN);
     }
 }
 

@@ -175,7 +175,7 @@ impl PrivateKey {
     }
 
     /// Returns the queue of the key's operations.
-    pub fn lane(&self) -> OperationQueue {
+    pub fn queue(&self) -> OperationQueue {
         match self.form {
             KeyType::P256 | KeyType::P384 => OperationQueue::Ecdsa,
             KeyType::Rsa => OperationQueue::Rsa,
@@ -291,7 +291,7 @@ fn padding(scheme: SignatureScheme) -> Result<&'static dyn RsaEncoding, PrivateK
 /// A plaintext key in the cache of this thread.
 struct CachedPlaintextKey {
     number: u64,
-    lane: OperationQueue,
+    queue: OperationQueue,
     open: Rc<PlaintextKey>,
     since: Instant,
     used: Instant,
@@ -325,7 +325,7 @@ impl PlaintextKeyCache {
         let now = Instant::now();
         self.keys.push(CachedPlaintextKey {
             number: key.number,
-            lane: key.lane(),
+            queue: key.queue(),
             open: open.clone(),
             since: now,
             used: now,
@@ -337,7 +337,7 @@ impl PlaintextKeyCache {
     fn wipe(&mut self) {
         let linger = self.linger;
         self.keys.retain(|h| {
-            h.lane == OperationQueue::Rsa
+            h.queue == OperationQueue::Rsa
                 && h.used.elapsed() < linger
                 && h.since.elapsed() < OPEN_TIME_MAX
         });
@@ -401,7 +401,7 @@ impl SigningKey for TlsKey {
         Some(self.0.public())
     }
     fn algorithm(&self) -> SignatureAlgorithm {
-        match self.0.lane() {
+        match self.0.queue() {
             OperationQueue::Ecdsa => SignatureAlgorithm::ECDSA,
             OperationQueue::Rsa => SignatureAlgorithm::RSA,
         }

@@ -114,6 +114,7 @@ mod tests {
         let slot = KeySlot::after(None, first.clone(), start);
         assert!(is(&slot, &first, start) && !is(&slot, &second, start));
         let mut slot = KeySlot::after(Some(slot), second.clone(), start);
+        // Just before the retention ends, and when it ends.
         let (late, over) = (
             start + PREDECESSOR_RETENTION.mul_f64(0.99),
             start + PREDECESSOR_RETENTION,
@@ -121,6 +122,7 @@ mod tests {
         assert!(Arc::ptr_eq(slot.current(), &second) && is(&slot, &second, over));
         assert!(is(&slot, &first, late) && !is(&slot, &first, over));
         slot.tidy(late);
+        // One reference is the test's, the other the slot's.
         assert_eq!(Arc::strong_count(&first), 2);
         slot.tidy(over);
         assert_eq!(Arc::strong_count(&first), 1, "it is released");

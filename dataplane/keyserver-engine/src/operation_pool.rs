@@ -46,7 +46,7 @@ struct PoolShared<W> {
     in_progress: AtomicUsize,
     workers: usize,
     batch_max: usize,
-    lane: OperationQueue,
+    kind: OperationQueue,
 }
 
 /// Configuration of the worker threads.
@@ -61,7 +61,7 @@ pub struct OperationPoolConfig {
 /// Both queues with their threads. Dropping the pool ends the threads after the operations that are
 /// queued.
 pub struct OperationPool<W: PoolTask> {
-    lanes: [Arc<PoolShared<W>>; 2],
+    queues: [Arc<PoolShared<W>>; 2],
     threads: Vec<JoinHandle<()>>,
     waited: [canal_runtime::metrics::SharedCounter; 2],
 }
@@ -72,8 +72,8 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Returns how many results are sent together. Four ECDSA operations take a third of a millisecond;
 /// one RSA operation takes longer.
-fn answers_max(lane: OperationQueue) -> usize {
-    if lane == OperationQueue::Rsa { 1 } else { 4 }
+fn answers_max(queue: OperationQueue) -> usize {
+    if queue == OperationQueue::Rsa { 1 } else { 4 }
 }
 
 const SIZES: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
@@ -99,7 +99,7 @@ impl<W: PoolTask> OperationPool<W> {
             "Operations that waited because all workers of their queue were busy.",
             labels,
         ));
-        let lanes = OperationQueue::ALL.map(|lane| {
+        let queues = OperationQueue::ALL.map(|queue| {
             Arc::new(PoolShared {
                 state: Mutex::new(PoolState {
                     queue: FairQueue::default(),
@@ -108,19 +108,19 @@ impl<W: PoolTask> OperationPool<W> {
                 ready: Condvar::new(),
                 in_progress: AtomicUsize::new(0),
                 workers,
-                batch_max: if lane == OperationQueue::Rsa {
+                batch_max: if queue == OperationQueue::Rsa {
                     RSA_BATCH_MAX
                 } else {
                     ECDSA_BATCH_MAX
                 },
-                lane,
+                kind: queue,
             })
         });
         let mut threads = Vec::new();
-        for shared in &lanes {
+        for shared in &queues {
             for n in 0..workers {
                 let (shared, registry) = (shared.clone(), registry.clone());
-                let name = format!("keys-{}-{n}", shared.lane.name());
+                let name = format!("keys-{}-{n}", shared.kind.name());
                 threads.push(
                     std::thread::Builder::new()
                         .name(name)
@@ -128,18 +128,18 @@ impl<W: PoolTask> OperationPool<W> {
                 );
             }
         }
-        let waited = OperationQueue::ALL.map(|lane| waited.shared(&[lane.name()]));
+        let waited = OperationQueue::ALL.map(|queue| waited.shared(&[queue.name()]));
         Ok(Self {
-            lanes,
+            queues,
             threads,
             waited,
         })
     }
 
     /// Queues an operation of a tenant.
-    pub fn push(&self, lane: OperationQueue, tenant: &TenantName, work: W) {
-        let at = lane as usize;
-        let shared = &self.lanes[at];
+    pub fn push(&self, queue: OperationQueue, tenant: &TenantName, work: W) {
+        let at = queue as usize;
+        let shared = &self.queues[at];
         let mut state = lock(&shared.state);
         let gathered = state.queue.len() + shared.in_progress.load(Relaxed) >= shared.workers;
         state.queue.push(
@@ -158,15 +158,15 @@ impl<W: PoolTask> OperationPool<W> {
     }
 
     /// Returns how many operations of a queue wait or are in progress.
-    pub fn depth(&self, lane: OperationQueue) -> usize {
-        let shared = &self.lanes[lane as usize];
+    pub fn depth(&self, queue: OperationQueue) -> usize {
+        let shared = &self.queues[queue as usize];
         lock(&shared.state).queue.len() + shared.in_progress.load(Relaxed)
     }
 }
 
 impl<W: PoolTask> Drop for OperationPool<W> {
     fn drop(&mut self) {
-        for shared in &self.lanes {
+        for shared in &self.queues {
             lock(&shared.state).is_stopped = true;
             shared.ready.notify_all();
         }
@@ -194,16 +194,16 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
     );
     let sizes = shard.histogram(
         &registry.histograms(sizes, SIZES, 1.0),
-        &[shared.lane.name()],
+        &[shared.kind.name()],
     );
     let waits = shard.histogram(
         &registry.histograms(waits, WAITS, 0.000_001),
-        &[shared.lane.name()],
+        &[shared.kind.name()],
     );
     while let Some(batch) = next(shared, linger) {
         sizes.observe(batch.len() as u64);
         let _open = SigningBatch::begin(linger);
-        let mut answers = Vec::with_capacity(answers_max(shared.lane));
+        let mut answers = Vec::with_capacity(answers_max(shared.kind));
         for mut waiting in batch {
             // An operation that started at once has waited for nothing, whatever the clock says.
             let micros = if waiting.gathered {
@@ -214,10 +214,10 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
             waits.observe(u64::try_from(micros).unwrap_or(u64::MAX));
             let answer = waiting.work.work();
             answers.push((waiting.work, answer));
-            if answers.len() == answers_max(shared.lane) {
+            if answers.len() == answers_max(shared.kind) {
                 give(shared, &mut answers);
             }
-            if shared.lane == OperationQueue::Rsa {
+            if shared.kind == OperationQueue::Rsa {
                 // Where both queues share a core, an ECDSA operation waits for one RSA operation at
                 // most.
                 std::thread::yield_now();

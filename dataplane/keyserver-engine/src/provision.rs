@@ -354,7 +354,7 @@ impl Provisioner {
             let certified = keys.get(name).map(KeySlot::current);
             KeyStatus {
                 name: name.to_string(),
-                algorithm: certified.map(|c| c.key.lane().name()),
+                algorithm: certified.map(|c| c.key.queue().name()),
                 not_after: certified.map(|c| seconds(c.not_after)),
                 error: want.error.clone(),
             }
@@ -650,6 +650,7 @@ impl Inner {
             }
         }
         drop(state);
+        // Requesters that wait for the certificate get either outcome.
         self.changed.send_modify(|n| *n += 1);
         self.wake.notify_one();
     }

@@ -10,7 +10,7 @@ use canal_model::share::{Share, ShareKind, Shares as TenantShares};
 use canal_model::trust::KeyRequester;
 use canal_runtime::share::TenantLimitUsage;
 use canal_runtime::{
-    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+    RevocationOrder, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
 };
 use canal_wire::keyrpc::KeyRefusal;
 
@@ -107,7 +107,7 @@ impl Quotas {
             kind: ShareKind::KeyServerRequests,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         };
         let limit = TenantLimit::new(config);
         if self.is_divided(requester) {
@@ -319,7 +319,7 @@ mod tests {
         let node = KeyRequester::Node("n1".parse().unwrap());
         let (alpha, beta) = (tenant("alpha"), tenant("beta"));
         // 13 % of the gateway's quota for each tenant; a node's quota is its tenant's.
-        let held: Vec<_> = (0..3)
+        let permits: Vec<_> = (0..3)
             .map(|_| quotas.take(&alpha, &gateway(), true).unwrap())
             .collect();
         assert_eq!(
@@ -333,7 +333,7 @@ mod tests {
         );
         let other = quotas.take(&beta, &gateway(), false).unwrap();
         assert_eq!(quotas.total(), 5);
-        drop((held, fourth, other));
+        drop((permits, fourth, other));
         let counts = quotas.counts.lock().unwrap();
         assert!(counts.tenants.is_empty());
         assert_eq!(
@@ -354,7 +354,7 @@ mod tests {
             tenant: 64,
             channels: 1,
         });
-        let held: Vec<_> = (0..64)
+        let permits: Vec<_> = (0..64)
             .map(|n| {
                 quotas
                     .take(&tenant(&format!("t{}", n % 8)), &gateway(), true)
@@ -365,7 +365,7 @@ mod tests {
             .map(|_| quotas.take(&tenant("ninth"), &gateway(), true).unwrap())
             .collect();
         // Each of the others loses its oldest, at most.
-        let revoked: Vec<_> = held
+        let revoked: Vec<_> = permits
             .iter()
             .enumerate()
             .filter(|(_, p)| p.is_revoked())
@@ -380,7 +380,7 @@ mod tests {
             quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(),
             KeyRefusal::RequesterBusy
         );
-        drop((held, ninth));
+        drop((permits, ninth));
         assert_eq!(quotas.total(), 0);
     }
 
@@ -391,9 +391,9 @@ mod tests {
             tenant: 128,
             channels: 1,
         });
-        let mut held = Vec::new();
+        let mut permits = Vec::new();
         for n in 0..10 {
-            held.extend(std::iter::from_fn(|| {
+            permits.extend(std::iter::from_fn(|| {
                 quotas
                     .take(&tenant(&format!("t{n}")), &gateway(), false)
                     .ok()
@@ -403,7 +403,7 @@ mod tests {
             quotas.take(&tenant("t0"), &gateway(), false).unwrap_err(),
             KeyRefusal::TenantBusy
         );
-        held.push(quotas.take(&tenant("eleventh"), &gateway(), false).unwrap());
+        permits.push(quotas.take(&tenant("eleventh"), &gateway(), false).unwrap());
     }
 
     #[test]
@@ -474,10 +474,10 @@ mod tests {
             shares
         };
         let most = |name: &str, requester: &KeyRequester| {
-            let held: Vec<_> = (0..100)
+            let permits: Vec<_> = (0..100)
                 .map_while(|_| quotas.take(&tenant(name), requester, false).ok())
                 .collect();
-            held.len()
+            permits.len()
         };
         let (alpha, node) = (tenant("alpha"), KeyRequester::Node("n1".parse().unwrap()));
         let first = quotas.take(&alpha, &gateway(), false).unwrap();
@@ -505,7 +505,7 @@ mod tests {
             tenant: 8,
             channels: 1,
         });
-        let held: Vec<_> = (0..8)
+        let permits: Vec<_> = (0..8)
             .map(|n| {
                 quotas
                     .take(&tenant(&format!("t{n}")), &gateway(), false)
@@ -516,6 +516,6 @@ mod tests {
             quotas.take(&tenant("ninth"), &gateway(), true).unwrap_err(),
             KeyRefusal::RequesterBusy
         );
-        assert!(held.iter().all(|p| !p.is_revoked()));
+        assert!(permits.iter().all(|p| !p.is_revoked()));
     }
 }

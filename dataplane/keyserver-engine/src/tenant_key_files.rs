@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::Metadata;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -37,6 +37,9 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Properties by which a changed file is recognized.
 type KeyFileFingerprint = (u64, u64, i64, i64, i64, i64);
+
+/// Fingerprints of a certificate's file and of its key's.
+type KeyPairFingerprint = (KeyFileFingerprint, KeyFileFingerprint);
 
 fn stamp(m: &Metadata) -> KeyFileFingerprint {
     (
@@ -111,7 +114,7 @@ struct Allow {
 }
 
 struct LoadedKeyFile {
-    stamps: (KeyFileFingerprint, KeyFileFingerprint),
+    stamps: KeyPairFingerprint,
     key: Option<KeySlot>,
     error: String,
 }
@@ -169,6 +172,85 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     Ok(bytes)
 }
 
+/// What a scan of a tenant's directory found.
+#[derive(Default)]
+struct KeyFolderScan {
+    /// Services whose certificate and key both exist.
+    key_pairs: HashMap<ServiceKey, KeyPairFingerprint>,
+    /// Certificate files whose names are of no service.
+    misnamed: Vec<String>,
+    /// Number of keys above [`FILES_MAX`].
+    over: usize,
+}
+
+/// Scans a tenant's directory. Keys that are `known` come before new ones, because the order of the
+/// directory must not let a new key displace one that is in use.
+fn scan(
+    folder: &Path,
+    tenant: &TenantName,
+    known: &HashMap<ServiceKey, KeyPairFingerprint>,
+) -> std::io::Result<KeyFolderScan> {
+    let mut scan = KeyFolderScan::default();
+    let mut new = Vec::new();
+    let entries = match std::fs::read_dir(folder) {
+        // The owner has removed the directory, and with it all keys.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(scan),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let path = entry.path();
+        if path.extension().is_none_or(|e| e != "crt") {
+            continue;
+        }
+        let stem = path.file_stem().and_then(|stem| stem.to_str());
+        let Some(service) = stem.and_then(|stem| service_of(tenant, stem)) else {
+            let file = entry.file_name();
+            scan.misnamed.push(file.to_string_lossy().into_owned());
+            continue;
+        };
+        let files = (metadata_of(&path), metadata_of(&path.with_extension("key")));
+        let stamps = match (files, known.get(&service)) {
+            ((Ok(Some(certificate)), Ok(Some(key))), _) => (stamp(&certificate), stamp(&key)),
+            // An error does not say that the owner removed the key.
+            ((Err(_), _) | (_, Err(_)), Some(stamps)) => *stamps,
+            // One of the two files is still being written; the next scan sees both.
+            _ => continue,
+        };
+        if known.contains_key(&service) {
+            scan.key_pairs.insert(service, stamps);
+        } else if new.len() < FILES_MAX {
+            new.push((service, stamps));
+        } else {
+            scan.over += 1;
+        }
+    }
+    // At most FILES_MAX keys are known, because no scan finds more.
+    let room = FILES_MAX - scan.key_pairs.len();
+    scan.over += new.len().saturating_sub(room);
+    scan.key_pairs.extend(new.into_iter().take(room));
+    Ok(scan)
+}
+
+/// Returns the metadata of a file; `None` if there is no such file.
+fn metadata_of(path: &Path) -> std::io::Result<Option<Metadata>> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        metadata => metadata.map(Some),
+    }
+}
+
+/// Returns the service whose key has this file name; `None`: the name is of no service.
+fn service_of(tenant: &TenantName, stem: &str) -> Option<ServiceKey> {
+    let (namespace, name) = stem.split_once('.')?;
+    let (namespace, name) = (Namespace::new(namespace).ok()?, ObjectName::new(name).ok()?);
+    Some(ServiceKey {
+        tenant: tenant.clone(),
+        namespace,
+        name,
+    })
+}
+
 impl TenantKeyFiles {
     /// Scans the directory, which must exist. Broken files in it are logged and not used.
     ///
@@ -212,39 +294,36 @@ impl TenantKeyFiles {
     }
 
     /// Reads the files that have changed: new and replaced keys come into use, and keys whose files
-    /// are gone are dropped.
+    /// are gone are dropped. If the directory cannot be scanned, all keys stay as they are.
     pub fn poll(&self) {
-        let (mut found, mut misnamed, mut over) = (HashMap::new(), Vec::new(), 0);
-        for entry in std::fs::read_dir(&self.folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let path = entry.path();
-            if path.extension().is_none_or(|e| e != "crt") {
-                continue;
-            }
-            let Some(name) = path
-                .file_stem()
-                .and_then(|s| s.to_str())
-                .and_then(|s| self.service(s))
-            else {
-                misnamed.push(entry.file_name().to_string_lossy().into_owned());
-                continue;
-            };
-            let (certificate, key) = (
-                std::fs::metadata(&path),
-                std::fs::metadata(path.with_extension("key")),
-            );
-            match (certificate, key) {
-                (Ok(_), Ok(_)) if found.len() >= FILES_MAX => over += 1,
-                (Ok(certificate), Ok(key)) => {
-                    found.insert(name, (stamp(&certificate), stamp(&key)));
-                }
-                // One of the two files is still being written; the next poll sees both.
-                _ => {}
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let known = keys.iter().map(|(name, key)| (name.clone(), key.stamps));
+        let known: HashMap<_, _> = known.collect();
+        // A slow disk must not delay operations with the keys.
+        drop(keys);
+        match scan(&self.folder, &self.tenant, &known) {
+            Ok(scan) => self.adopt(scan),
+            // A lack of descriptors or a disk's error does not say that the owner removed a key.
+            Err(error) => {
+                self.broken.inc();
+                tracing::error!(
+                    folder = %self.folder.display(),
+                    %error,
+                    "key server: cannot scan the key folder; the keys stay as they are until the next scan"
+                );
             }
         }
+        // This reports a broken allow list now, and not only when a requester asks for a key.
+        drop(self.fresh());
+    }
+
+    /// Brings the keys to what a scan found.
+    fn adopt(&self, scan: KeyFolderScan) {
+        let KeyFolderScan {
+            key_pairs,
+            misnamed,
+            over,
+        } = scan;
         // Reported only when the number grows.
         if self.over.swap(over, Relaxed) < over {
             self.broken.inc();
@@ -256,13 +335,13 @@ impl TenantKeyFiles {
         }
         self.report_misnamed(misnamed);
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|name, _| found.contains_key(name));
+        known.retain(|name, _| key_pairs.contains_key(name));
         let now = Instant::now();
         known
             .values_mut()
             .filter_map(|k| k.key.as_mut())
             .for_each(|slot| slot.tidy(now));
-        for (name, stamps) in found {
+        for (name, stamps) in key_pairs {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
@@ -291,20 +370,6 @@ impl TenantKeyFiles {
                 },
             );
         }
-        drop(known);
-        // This reports a broken allow list now, and not only when a requester asks for a key.
-        drop(self.fresh());
-    }
-
-    /// Returns the service whose key has this file name; `None`: the name is of no service.
-    fn service(&self, stem: &str) -> Option<ServiceKey> {
-        let (namespace, name) = stem.split_once('.')?;
-        let (namespace, name) = (Namespace::new(namespace).ok()?, ObjectName::new(name).ok()?);
-        Some(ServiceKey {
-            tenant: self.tenant.clone(),
-            namespace,
-            name,
-        })
     }
 
     fn report_misnamed(&self, mut now: Vec<String>) {
@@ -445,7 +510,7 @@ impl TenantKeyFiles {
         let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
             name: stem(service),
-            algorithm: k.key.as_ref().map(|slot| slot.current().key.lane().name()),
+            algorithm: k.key.as_ref().map(|slot| slot.current().key.queue().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();

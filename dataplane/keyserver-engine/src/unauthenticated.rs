@@ -12,7 +12,7 @@ use canal_model::share::{Share, ShareKind};
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::Registry;
 use canal_runtime::{
-    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+    RevocationOrder, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
 };
 use ipnet::IpNet;
 
@@ -94,7 +94,7 @@ impl Unauthenticated {
                 kind,
                 capacity,
                 reserve: 0,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         // There are at most as many addresses as connections in both pools.

@@ -85,6 +85,7 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
         "alpha.example",
         &[WEB],
     );
+    // The race is over in microseconds, so it is run many times.
     for _ in 0..1000 {
         let mut client = peers.client();
         let mut call = channel.begin(WEB, HandshakeRole::Server, &[], 0);
@@ -122,6 +123,7 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
         );
         channel.forget(&call);
     }
+    // Without some refusals, no bytes would have met the end of a handshake.
     let late = || fixture.value("canal_key_refusals_total{name=\"unknown_request\"");
     until("bytes after the end of a handshake are refused", || {
         late() >= 30.0
@@ -173,6 +175,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
     );
     let (part, rest) = flight[spec..].split_at(100);
     channel.send_request(call.id, &KeyRequest::More { bytes: part });
+    // Nothing announces that no answer comes, so the test can only wait a moment.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     assert_eq!(call.ready(), None, "a part of a record is not answered");
     channel.send_request(call.id, &KeyRequest::More { bytes: rest });

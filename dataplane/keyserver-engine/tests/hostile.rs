@@ -40,6 +40,8 @@ async fn garbage_costs_one_request_or_one_channel() {
     let good = fixture.channel(NODE).await;
     let bad = fixture.channel(NODE).await;
     // Frames whose bodies have no meaning.
+    // An unknown kind, a length beyond the body, a Ping with a body, and a response instead of a
+    // request.
     for (id, body) in [
         (1_000_001u64, &[0x7fu8][..]),
         (1_000_002, &[1, 0xff, 0xff]),
@@ -62,11 +64,13 @@ async fn garbage_costs_one_request_or_one_channel() {
         deadline_ms: 0,
         bytes: b"",
     };
+    // The id of the handshake in progress.
     bad.send_request(begun.id, &KeyRequest::Begin(begin));
     assert_eq!(begun.refusal().await, KeyRefusal::DuplicateRequest);
     let mut unknown = bad.listen(77_777);
     bad.send_request(77_777, &KeyRequest::More { bytes: b"x" });
     assert_eq!(unknown.refusal().await, KeyRefusal::UnknownRequest);
+    // Abandon of an unknown id is no error: the response may have been sent already.
     bad.send_request(88_888, &KeyRequest::Abandon);
     assert!(bad.lives().await);
     // Bytes that are no frame end the channel, and its requests in progress.
@@ -160,6 +164,7 @@ async fn silent_peers_run_out_of_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_delays_only_its_own_tenant() {
     let fixture = KeyServerFixture::start(ServerSetup {
+        // The tenant's share is far below the requester's quota, so the tenant's is met first.
         shares: QuotaShares {
             requester: 2048,
             tenant: 512,
@@ -214,6 +219,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     })
     .await;
     let mut longest = Duration::ZERO;
+    // Several handshakes, so that they meet the flood in all its phases.
     for _ in 0..30 {
         let begun = Instant::now();
         let said = quiet.run_handshake(OTHER, &mut peers.client()).await;
@@ -239,10 +245,12 @@ async fn expired_operations_are_dropped() {
     let rsa = fixture.channel(RSA_NODE).await;
     // A request that waits behind no other is signed before its deadline. Of the others, a slow
     // machine may sign none within 80 ms.
+    // 5 s are more than one signature takes.
     assert!(matches!(
         start_call(&rsa, sign(SLOW, 0x0804, 5_000)).next().await,
         ServerReply::Signature(_)
     ));
+    // So many RSA signatures take far longer than their deadline of 80 ms.
     let mut calls: Vec<_> = (0..1500)
         .map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80)))
         .collect();
@@ -265,6 +273,7 @@ async fn expired_operations_are_dropped() {
     );
     // Abandoned requests are not worked on either: each Abandon follows its request directly, and
     // signing takes far longer than reading.
+    // As many that at least one Abandon is read before its request is worked on.
     for _ in 0..400 {
         let call = start_call(&rsa, sign(SLOW, 0x0804, 0));
         rsa.send_request(call.id, &KeyRequest::Abandon);
@@ -295,6 +304,8 @@ async fn unauthenticated_requesters_get_no_channel() {
     for (ca, component, reason) in [
         (&other, NODE, "handshake"),
         (&fixture.authorities.infra, WEB, "handshake"),
+        // A gateway serves several tenants, so a certificate that puts it in one is not a
+        // requester's.
         (
             &fixture.authorities.infra,
             "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-2",
@@ -319,12 +330,14 @@ async fn unauthenticated_requesters_get_no_channel() {
     }
     // A whole ping frame, which an authenticated requester may send.
     let mut plain = TcpStream::connect(fixture.address).await.unwrap();
+    // Length 9, id 1, kind 6 (Ping).
     plain
         .write_all(b"\x00\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x01\x06")
         .await
         .unwrap();
     let mut rest = Vec::new();
     let _ = plain.read_to_end(&mut rest).await;
+    // The two cases above with this reason, and the plain bytes.
     until("plain bytes", || refused("handshake") == 3.0).await;
 }
 
@@ -341,6 +354,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     let mut silent = Vec::new();
     // On a slow machine the first ones have run out of time before the pool is full.
     while ended("displaced") == 0.0 {
+        // Sixteen addresses with their maximum are twice the pool (`UNPROVED_MAX`).
         for n in 2..18 {
             for _ in 0..UNAUTHENTICATED_PER_IP_MAX {
                 silent.push(
@@ -398,13 +412,13 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let gateway = fixture.channel(GATEWAY).await;
-    let mut held = Vec::new();
+    let mut calls = Vec::new();
     for _ in 0..4 {
         let mut call = gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0);
         assert!(matches!(call.next().await, ServerReply::Send(_)));
-        held.push(call);
+        calls.push(call);
     }
-    // The tenant's share is 13 % of the gateway's quota.
+    // The tenant's share is 13 %, which is 4 of 32, of the gateway's quota.
     assert_eq!(
         gateway
             .begin(GATE, HandshakeRole::Client, &[PEER], 0)
@@ -430,7 +444,7 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
         ),
         (4.0, 4.0, 1.0, 0.0)
     );
-    drop((held, gateway));
+    drop((calls, gateway));
     until("given back", || share("used") == 0.0).await;
     assert_eq!(
         share("refused_total"),
@@ -469,8 +483,8 @@ async fn configured_shares_apply_when_they_arrive() {
         let mut call = gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0);
         (matches!(call.next().await, ServerReply::Send(_)), call)
     };
-    let held = [begun().await, begun().await];
-    assert!(held.iter().all(|(has_begun, _)| *has_begun));
+    let handshakes = [begun().await, begun().await];
+    assert!(handshakes.iter().all(|(has_begun, _)| *has_begun));
     assert_eq!(
         gateway
             .begin(GATE, HandshakeRole::Client, &[PEER], 0)
@@ -484,11 +498,13 @@ async fn configured_shares_apply_when_they_arrive() {
     );
     // A larger share, while the gateway has requests in progress.
     publish_shares(&[(ShareKind::KeyServerRequests, "50%")]);
+    // Half of the quota of 32.
     for n in 2..16 {
         assert!(begun().await.0, "{n}");
     }
     assert_eq!(
         fixture.value("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"),
+        // No share of this kind is configured any more, so the default applies.
         1000.0
     );
 }
@@ -496,6 +512,7 @@ async fn configured_shares_apply_when_they_arrive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn channels_have_their_limit() {
     let fixture = KeyServerFixture::start(ServerSetup {
+        // So few that a quarter is three.
         shares: QuotaShares {
             channels: 12,
             ..QuotaShares::default()
@@ -512,19 +529,22 @@ async fn channels_have_their_limit() {
             .await
             == ServerReply::End
     };
-    let mut held = Vec::new();
+    let mut channels = Vec::new();
     // The nodes of one tenant have a quarter of the channels.
     for n in 0..3 {
-        held.push(fixture.channel(&NODE.replace("n1", &format!("n{n}"))).await);
-        assert!(held[n].lives().await);
+        channels.push(fixture.channel(&NODE.replace("n1", &format!("n{n}"))).await);
+        assert!(channels[n].lives().await);
     }
+    // Nodes of a tenant share its quarter, whatever their names.
     assert!(refused(&NODE.replace("n1", "n7")).await);
     for component in [GATEWAY, BETA_NODE, RSA_NODE] {
         for _ in 0..3 {
-            held.push(fixture.channel(component).await);
-            assert!(held[held.len() - 1].lives().await, "{component}");
+            channels.push(fixture.channel(component).await);
+            assert!(channels[channels.len() - 1].lives().await, "{component}");
         }
     }
+    // The four parts above fill the process's limit, so the first channel of gamma is one too
+    // many.
     assert!(refused(&NODE.replace("alpha", "gamma")).await);
     assert_eq!(
         fixture.value("canal_limit_refused_total{limit=\"key_channels\"}"),
@@ -534,7 +554,7 @@ async fn channels_have_their_limit() {
         fixture.value("canal_key_unauthenticated_connections_total{reason=\"limit\"}"),
         2.0
     );
-    drop(held);
+    drop(channels);
     until("given back", || {
         fixture.value("canal_limit_used{limit=\"key_channels\"}") == 0.0
     })
@@ -545,11 +565,11 @@ async fn channels_have_their_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn channels_of_one_requester_are_limited() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    let mut held = Vec::new();
+    let mut channels = Vec::new();
     for _ in 0..REQUESTER_CHANNELS_MAX {
         let channel = fixture.channel(NODE).await;
         assert!(channel.lives().await);
-        held.push(channel);
+        channels.push(channel);
     }
     assert_eq!(
         fixture
@@ -578,6 +598,8 @@ async fn a_reused_id_is_a_new_request() {
     let input = verify_input();
     let key = || KeyName::Identity(identity(SLOW));
     let mut call = rsa.listen(5);
+    // Repeated, so that some requests are abandoned while they wait and some after they were
+    // signed.
     for _ in 0..200 {
         rsa.send_request(
             5,
@@ -657,6 +679,7 @@ async fn a_drain_lets_operations_in_progress_end() {
     let ServerReply::Send(hello) = call.next().await else {
         panic!("not a ClientHello")
     };
+    // Longer than the handshake takes to end, so that the drain is not forced.
     fixture.trigger.drain(Duration::from_secs(20));
     assert_eq!(
         idle_call.next().await,

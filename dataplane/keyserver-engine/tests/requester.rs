@@ -68,11 +68,13 @@ async fn two_peers_with_remote_keys_connect() {
         let pair = |id: &str| keyring.pair(&tenant.parse().unwrap(), &policy, &identity(id));
         let (client, server) = (pair(near).1, pair(far).0);
         let expected: Arc<[Identity]> = [identity(far)].into();
+        // Later connections reuse the channel and the certificates of the first.
         for _ in 0..5 {
             let (a, b) = duplex(64 << 10);
             let (c, s) = tokio::join!(client.connect(a, &expected), server.accept(b));
             let ((mut c, to), (mut s, from)) = (c.unwrap(), s.unwrap());
             assert_eq!((to, from.identity), (identity(far), identity(near)));
+            // More than the duplex's buffer, so that both sides write and read at the same time.
             let large = vec![7; 100_000];
             let (sent, got) = tokio::join!(
                 async {

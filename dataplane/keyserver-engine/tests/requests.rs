@@ -168,6 +168,7 @@ async fn entitlements_apply_to_open_channels_too() {
             .await,
         KeyRefusal::NotEntitled
     );
+    // Any bytes of the peer make the key server check the entitlement again.
     node.send_request(
         begun.id,
         &KeyRequest::More {
@@ -182,7 +183,7 @@ async fn entitlements_apply_to_open_channels_too() {
         ServerReply::Signature(_)
     ));
     // Its key is dropped, and a new one is generated when the pod comes back.
-    let held = fixture.value("canal_key_generated_keys");
+    let keys = fixture.value("canal_key_generated_keys");
     let before = fixture.authorities.requested_names.lock().unwrap().len();
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
@@ -191,7 +192,7 @@ async fn entitlements_apply_to_open_channels_too() {
             fixture.value("canal_key_generated_keys"),
             fixture.authorities.requested_names.lock().unwrap().len()
         ),
-        (held + 1.0, before + 1)
+        (keys + 1.0, before + 1)
     );
 }
 
@@ -279,6 +280,7 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
         }
         let another = KeyRequest::Sign {
             key: key.clone(),
+            // The hash of no key of this name.
             presented: Some([7; 32]),
             scheme,
             deadline_ms: 0,
@@ -295,6 +297,8 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
                 .await,
             KeyRefusal::Scheme
         );
+        // TLS 1.3 prescribes what is signed, so everything else is refused (RFC 8446 section
+        // 4.4.3).
         for bad in [&b"a certificate, say"[..], &input[..100], b""] {
             assert_eq!(
                 channel
@@ -394,6 +398,7 @@ async fn keyless_is_refused_at_once() {
     );
     assert_eq!(start_call(&node).refusal().await, KeyRefusal::NotEntitled);
     assert_eq!(start_call(&other).refusal().await, KeyRefusal::NotEntitled);
+    // Repeated, because each change of the list has to apply to the very next request.
     for _ in 0..20 {
         allow("allow: {}");
         assert_eq!(start_call(&gateway).refusal().await, KeyRefusal::NotAllowed);
@@ -410,6 +415,7 @@ async fn keyless_is_refused_at_once() {
             ServerReply::Signature(_)
         ));
     }
+    // The allow list decides first, so a requester does not learn which services exist.
     assert_eq!(
         gateway
             .start_call(&sign(
@@ -428,7 +434,6 @@ async fn keyless_is_refused_at_once() {
         start_call(&gateway).next().await,
         ServerReply::Signature(_)
     ));
-    // The gateway no longer serves the tenant.
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/gateway/g1");
     fixture.publish(&resources);
@@ -623,6 +628,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
         chains.insert(chain().await);
     }
     let took = begun.elapsed();
+    // 0.4 and not 0.5, because renewals are spread around half of the life.
     assert!(
         chains.len() == 2 && took > LIFE.mul_f64(0.4),
         "a second certificate not before half of the first one's life: {took:?}"
@@ -640,6 +646,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
             .contains("alpha/shop/web")
     })
     .await;
+    // At first use and at its only renewal.
     assert_eq!(of_service(), 2);
     renew_with_the_new_algorithm(&fixture, &channel).await;
 }
@@ -754,11 +761,11 @@ async fn shares_are_reached_by_one_tenant_alone() {
         fixture.channel(BETA_NODE).await,
         fixture.channel(GATEWAY).await,
     );
-    let mut held = Vec::new();
+    let mut calls = Vec::new();
     for _ in 0..4 {
         let mut call = alpha.begin(WEB, HandshakeRole::Client, &[PEER], 0);
         assert!(matches!(call.next().await, ServerReply::Send(_)));
-        held.push(call);
+        calls.push(call);
     }
     assert_eq!(fixture.value("canal_key_handshakes_in_flight"), 4.0);
     assert_eq!(
@@ -788,7 +795,8 @@ async fn shares_are_reached_by_one_tenant_alone() {
             .await,
         ServerReply::Send(_)
     ));
-    alpha.send_request(held[0].id, &KeyRequest::Abandon);
+    // One abandoned handshake gives its place in the tenant's share to a gateway.
+    alpha.send_request(calls[0].id, &KeyRequest::Abandon);
     assert!(alpha.lives().await);
     assert!(matches!(
         gateway
@@ -798,7 +806,8 @@ async fn shares_are_reached_by_one_tenant_alone() {
         ServerReply::Send(_)
     ));
     // The end of a channel releases everything.
-    drop((held, alpha));
+    // What remains are the handshakes of beta and of the gateway.
+    drop((calls, alpha));
     until("given back", || {
         fixture.value("canal_key_requests_in_flight") == 2.0
     })

@@ -78,6 +78,7 @@ struct NodeTasks {
 /// A part could not be started, or the interface guard's agent ended before the process did.
 pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, NodeError> {
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
+    // 0 leaves the hard limit as it is; the soft limit is raised to it.
     canal_runtime::raise_file_limit(0);
     let config = Arc::new(config);
     start(
@@ -111,6 +112,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
         "node: drained; captured pods stay captured, and their connections are refused until the next start"
     );
     subscriber.stop().await;
+    // The reconciler retains what the drain needs until the process's tree is forced.
     process.force();
     drop(process_drain);
     let _ = pods.await;

@@ -18,7 +18,7 @@ use canal_net::worker::{WorkerConfig, WorkerHandle, Workers};
 use canal_runtime::drain::DrainWatcher;
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{Counter, CounterFamily, MetricFamily, Registry};
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_telemetry::access_log::AccessLog;
 use canal_tls::TrustStore;
 use futures::future::LocalBoxFuture;
@@ -67,7 +67,7 @@ impl NodeShared {
             kind,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         });
         show_shares(&registry, &buffer_bytes);
         Self {
@@ -337,6 +337,7 @@ mod tests {
             });
             line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
         };
+        // 1000 series are a tenant's share unless its object names another.
         assert_eq!((apply(Some("7")), apply(None)), (Some(7), Some(1000)));
     }
 }

@@ -11,6 +11,7 @@ use canal_model::authorization::{PeerAuthentication, PeerMode, PolicyKey, Policy
 use canal_model::program::Resource;
 use canal_node_proxy::config::CaptureChoice;
 
+/// Per family: the pod's HBONE address, the address of its application, and that of the gateway.
 const V4: (&str, &str, &str) = ("10.77.0.2:15008", "10.77.0.2:8080", "192.0.2.1");
 const V6: (&str, &str, &str) = ("[fd77::2]:15008", "[fd77::2]:8080", "fd77::9");
 const FRONT: &str = "spiffe://alpha.example/ns/web/sa/front";
@@ -25,7 +26,7 @@ fn run<T>(f: impl Future<Output = T>) -> T {
 }
 
 /// Starts an application that sends each client its address, and then sends back what it receives.
-fn teller(listener: TcpListener) {
+fn serve_peer_address(listener: TcpListener) {
     std::thread::spawn(move || {
         for mut s in listener.incoming().flatten() {
             std::thread::spawn(move || {
@@ -88,7 +89,7 @@ fn at(address: &str) -> SocketAddr {
 fn clients_are_seen(setup: &NodeSetup) {
     let fixture = NodeFixture::new(setup);
     for app in [V4.1, V6.1] {
-        teller(fixture.ns.listen(app));
+        serve_peer_address(fixture.ns.listen(app));
     }
     let (gateway, front) = (
         PeerHello::gateway(&fixture),
@@ -197,7 +198,7 @@ fn client_of_another_tenant_is_seen_as_the_gateway() {
     };
     let friends = canal_testing::TestCa::new("friends");
     let fixture = NodeFixture::new(&NodeSetup::default());
-    teller(fixture.ns.listen(V4.1));
+    serve_peer_address(fixture.ns.listen(V4.1));
     let bundles = [
         fixture.ca.bundle("alpha", "alpha.example", false, vec![]),
         friends.bundle("alpha", "friend.example", true, vec![]),
@@ -246,6 +247,7 @@ fn client_of_another_tenant_is_seen_as_the_gateway() {
         connect_and_report(&fixture, V4, &PeerHello::gateway(&fixture), &headers)
             .map(|a| a.ip().to_string())
     };
+    // The gateway's own address, because the client's may also be that of a pod of this tenant.
     assert_eq!(
         of("spiffe://friend.example/ns/web/sa/front"),
         Ok("192.0.2.1".into())
@@ -256,7 +258,7 @@ fn client_of_another_tenant_is_seen_as_the_gateway() {
 #[test]
 fn ports_in_use_are_skipped_and_time_wait_does_not_count() {
     let fixture = NodeFixture::new(&NodeSetup::default());
-    teller(fixture.ns.listen(V4.1));
+    serve_peer_address(fixture.ns.listen(V4.1));
     let headers = [
         ("canal-source", FRONT),
         ("forwarded", "for=\"10.1.2.3:40123\""),
@@ -285,6 +287,7 @@ fn ports_in_use_are_skipped_and_time_wait_does_not_count() {
         }
         // The client ends first, so that its side is in TIME_WAIT: the same port is usable again at
         // once.
+        // Each round would have to wait for a minute if TIME_WAIT counted.
         for _ in 0..20 {
             for mut tunnel in open.drain(..) {
                 tunnel.send(b"", true);
@@ -348,7 +351,7 @@ fn a_substitute_address_is_seen_if_the_clients_cannot_be_preserved() {
             policies,
             ..NodeSetup::default()
         });
-        teller(fixture.ns.listen(V4.1));
+        serve_peer_address(fixture.ns.listen(V4.1));
         let headers = [
             ("canal-source", FRONT),
             ("forwarded", "for=\"10.1.2.3:40123\""),
@@ -379,8 +382,8 @@ fn plaintext_client_is_seen_through_the_guard() {
             capture,
             ..NodeSetup::default()
         });
-        teller(fixture.ns.listen("0.0.0.0:8080"));
-        teller(fixture.ns.listen(&format!("[{POD_V6}]:8080")));
+        serve_peer_address(fixture.ns.listen("0.0.0.0:8080"));
+        serve_peer_address(fixture.ns.listen(&format!("[{POD_V6}]:8080")));
         // A policy observes the identities of members and admits all others, so plaintext passes
         // through the proxy.
         fixture.apply(&NodeSetup {
@@ -441,12 +444,13 @@ fn dial_from(hop: &str, to: &str) -> TcpStream {
 /// policies must not end it.
 #[test]
 fn change_of_policies_leaves_deliveries_alone() {
+    // Each backend finds the connections to end in its own way.
     for capture in [CaptureChoice::Bpf, CaptureChoice::Nft] {
         let fixture = NodeFixture::new(&NodeSetup {
             capture,
             ..NodeSetup::default()
         });
-        teller(fixture.ns.listen(V4.1));
+        serve_peer_address(fixture.ns.listen(V4.1));
         run(async {
             let tls = raw::tls_in(
                 &fixture.outside_netns(),
@@ -464,6 +468,7 @@ fn change_of_policies_leaves_deliveries_alone() {
                 .await
                 .unwrap();
             tunnel.recv.data().await.unwrap().unwrap();
+            // `apply` runs a runtime of its own, which is not possible within one.
             tokio::task::block_in_place(|| {
                 std::thread::scope(|s| {
                     s.spawn(|| {

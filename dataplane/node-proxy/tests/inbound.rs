@@ -120,6 +120,7 @@ fn every_request_gets_ztunnels_status() {
         });
         assert_eq!(status, Some(400), "{method}");
     }
+    // Four bad requests: the authority without a port, and the three methods.
     for (reason, n) in [
         ("bad_request", 4.0),
         ("destination_mismatch", 2.0),
@@ -385,6 +386,7 @@ fn a_tunnel_opens_after_the_application_accepts_with_its_baggage() {
             fixture.metric("istio_tcp_received_bytes_total", &labels),
             fixture.metric("istio_tcp_sent_bytes_total", &labels)
         ),
+        // The client sent `hello` and ` more`, the application `bye`.
         (10.0, 3.0)
     );
 }
@@ -476,6 +478,7 @@ fn silent_connections_are_closed_in_favour_of_newer_ones() {
             .within(|| std::net::TcpStream::connect(HBONE).unwrap())
     };
     let begun = std::time::Instant::now();
+    // A quarter of eight, that is two, may be unauthenticated.
     let mut silent: Vec<_> = (0..3).map(|_| dial()).collect();
     silent[0]
         .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))

@@ -80,6 +80,7 @@ fn through_the_mesh(capture: CaptureChoice) {
         fixture.ns.ip("-6 route add default dev pod0");
     }
     let gateway = fixture.gateway(NEAR, GatewayBehavior::SendAuthority);
+    // A service over IPv4, IPv6 and as a mapped address, and a pod over both.
     for (dial, authority) in [
         (VIP, VIP),
         ("[fd96::1]:80", "[fd96::1]:80"),
@@ -124,7 +125,9 @@ fn through_the_mesh(capture: CaptureChoice) {
             authority.ends_with(":80"),
             "{forwarded}"
         );
+        // The length of a W3C trace context.
         assert_eq!(headers["traceparent"].len(), 55);
+        // The application sends two bytes.
         assert_eq!(gateway.tunnel_end(), "end after 2");
     }
     check_reports(&fixture);
@@ -474,6 +477,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(far.connections.load(Relaxed), 1);
 
     let mute = fixture.gateway(NEAR, GatewayBehavior::Mute);
+    // The near gateway is tried again when its ejection has ended.
     std::thread::sleep(attempt_timeouts().ejection.0);
     let waited = dial("mute", 6_000);
     assert!(
@@ -867,6 +871,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     // The AZ is reachable again, and so is the old connection: TCP retransmits the lost segments.
     fixture.outside.ip(&format!("addr add {NEAR}/32 dev out0"));
     std::thread::sleep(attempt_timeouts().ejection.0);
+    // Only later reports count.
     while near.saw.try_recv().is_ok() {}
     fixture.until("the near one again", || {
         dial();

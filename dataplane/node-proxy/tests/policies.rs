@@ -223,6 +223,7 @@ fn tunnels_are_authorized_by_the_verified_peer() {
     ] {
         assert_eq!(connect_with(&fixture, hello, &headers), want, "{case}");
     }
+    // The three cases with 401, and the one with 400.
     fixture.until("denied", || {
         fixture.refused("inbound", "denied") == 3.0
             && fixture.refused("inbound", "bad_source") == 1.0
@@ -293,6 +294,7 @@ fn a_change_ends_the_tunnels_that_it_does_not_allow_and_no_others() {
         );
     }
     fixture.apply(&setup(vec![only("front-only", FRONT)]));
+    // The pod `other`, and the gateway that speaks for it, are not allowed any more.
     for (n, want) in [Ok(()), Err(()), Err(()), Ok(())].into_iter().enumerate() {
         assert_eq!(
             open.runtime.block_on(pong(&mut open.tunnels[n])),
@@ -382,6 +384,7 @@ fn federated_members_come_in_by_name_and_revoked_ones_go() {
     assert_eq!(connect_with(&fixture, &pod(&fixture, OTHER), &[]), Ok(()));
     fixture.apply(&with(vec![only("friends", friend)], vec![]));
     let (one, two) = (hello(7), hello(8));
+    // Serial numbers, by which one of two certificates of the same peer is revoked.
     let mut open = run_open(&fixture, &[(&one, &[]), (&two, &[])]);
     fixture.apply(&with(
         vec![only("friends", friend)],
@@ -618,6 +621,7 @@ fn probes_reach_only_declared_ports_regardless_of_policies() {
     let fixture = NodeFixture::new(&strict());
     echo(fixture.ns.listen(APP));
     echo(fixture.ns.listen(UNDECLARED));
+    // One for IPv4 and one for IPv6.
     fixture.until("listeners", || fixture.context.plaintext.listeners() == 2);
     let mut probe = dial(&fixture, APP).unwrap();
     assert_eq!(ping(&mut probe), Ok(()));
@@ -643,6 +647,7 @@ fn probes_reach_only_declared_ports_regardless_of_policies() {
         (Ok(()), Ok(())),
         "a change does not end it"
     );
+    // `probe`, and the later connection to the declared port.
     assert_eq!(
         fixture.metric("canal_authorization_total", &["action=\"node\""]),
         2.0

@@ -288,6 +288,7 @@ async fn renewals_and_bundles_are_pushed() {
         .into_inner();
     let first = next(&mut svids).await;
     check(&first, &pod.ca);
+    // The second certificate shall not be renewed during the test.
     *pod.life.lock().unwrap() = Duration::from_secs(3600);
     let second = next(&mut svids).await;
     check(&second, &pod.ca);
@@ -315,6 +316,7 @@ async fn renewals_and_bundles_are_pushed() {
         bundle(&pod.ca, "alpha.example", false),
         bundle(&friends, "friend.example", true),
     ];
+    // The second call repeats the state, which must not be pushed again.
     api.notify(&changes);
     api.notify(&changes);
     let third = next(&mut svids).await;
@@ -328,6 +330,7 @@ async fn renewals_and_bundles_are_pushed() {
     );
     assert_eq!(third.svids, second.svids);
     assert_eq!(next(&mut bundles).await.bundles.len(), 2);
+    // Nothing announces that no message comes, so the test can only wait a moment.
     let quiet = tokio::time::timeout(Duration::from_millis(300), svids.message()).await;
     assert!(
         quiet.is_err(),
@@ -434,6 +437,7 @@ async fn streams_and_connections_are_limited_by_name() {
     let _api = pod.serve();
     let mut open = Vec::new();
     let mut client = pod.client(ApiEndpoint::Tcp).await;
+    // Half of the streams on each socket: the limit is the pod's, not a connection's.
     for _ in 0..STREAMS_MAX / 2 {
         open.push(
             client
@@ -473,6 +477,7 @@ async fn streams_and_connections_are_limited_by_name() {
             == CONNECTIONS_MAX as f64
     })
     .await;
+    // One more than the limit.
     let mut beyond = dial();
     beyond
         .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))

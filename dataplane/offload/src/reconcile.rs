@@ -264,6 +264,7 @@ mod tests {
                 .map(|k| (*k, k * 2))
                 .collect::<BTreeMap<u8, u8>>()
         };
+        // The map has space for three entries.
         for (case, before, desired, writes, failed) in [
             (
                 "from nothing",

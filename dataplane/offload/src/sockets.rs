@@ -423,6 +423,7 @@ mod tests {
                 c("0.0.0.0:80", "0.0.0.0:0", LISTEN, 0),
                 c("10.0.0.1:80", "10.0.0.9:1", ESTABLISHED, 0),
                 c("10.0.0.1:80", "10.0.0.9:2", ESTABLISHED, 7),
+                // HBONE, and loopback addresses of the pod, among them those of the capture.
                 c("10.0.0.1:15008", "10.0.0.9:3", ESTABLISHED, 0),
                 c("127.0.0.1:80", "127.0.0.1:4", ESTABLISHED, 0),
                 c(
@@ -437,6 +438,8 @@ mod tests {
                 c("10.0.0.1:40000", "10.0.0.9:6", 8, 0),
             ]
         };
+        // 7 is the proxy's mark. All sockets here have cgroup 5, so with 6 as the pod's cgroup none is
+        // the pod's own.
         let ports = |which| {
             select(all(), &[7], &HashSet::from([6]), which)
                 .iter()

@@ -108,6 +108,8 @@ mod tests {
             sessions: Some(ThrottleLimit { rate, burst }),
             ..ThrottleLimits::default()
         };
+        // 7 and later 99 are the time: a changed limit keeps the bucket's own, so that the tokens
+        // since then are added.
         let first = limits(10, 5).applied_to(None, 7);
         assert_eq!(
             first.sessions,

@@ -295,6 +295,7 @@ mod tests {
 
     #[test]
     fn only_missing_links_are_created() {
+        // The links differ only in their source ports, which cannot be changed on a device.
         let link = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40020 dstport 4789 ttl auto ageing 300 ";
         let other = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40040 dstport 4789 ttl auto ageing 300 ";
         let rules = "0:\tfrom all lookup local\n240:\tfrom 240.0.0.0/8 lookup 240\n241:\tnot from all fwmark 0/0xffffffff lookup 240\n\
@@ -306,6 +307,7 @@ mod tests {
             has_ipv6,
         };
         for (case, found, adds, dels, rules, v6) in [
+            // IPv4 has two rules, and IPv6 a third for its ICMP errors.
             ("nothing there", found(None, "", true), true, false, 5, true),
             (
                 "all there",

@@ -260,6 +260,7 @@ fn one_source_port_leads_to_several_destinations_at_once() {
     put_pod(&ns, &c);
     let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
     let l = ns.listen(ANY);
+    // Each case has a port of its own, so that no connection of an earlier case is in its way.
     for (from, to) in [
         (
             "0.0.0.0:4711",
@@ -293,6 +294,7 @@ fn one_source_port_leads_to_several_destinations_at_once() {
                 .map(|origin| origin.to_string())
                 .unwrap_or_default()
         });
+        // A mapped destination is published as IPv4.
         let wanted = to.map(|to| to.replace("[::ffff:10.96.0.2]", "10.96.0.2"));
         assert_eq!(origins, wanted, "{from}");
         assert_eq!(app.line(), wanted.join(" "), "{from}");
@@ -475,6 +477,7 @@ fn a_full_table_is_counted_and_the_proxy_learns_nothing_of_the_connection() {
 /// neighbor still arrive, and its own do again once the proxy has taken some.
 #[test]
 fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
+    // Any number above the share.
     const BEYOND: u64 = 10;
     let share = u64::from(canal_abi::capture::ORIGINS_POD_MAX);
     let ((ns, cg), (other_ns, other_cg), c) = (
@@ -506,6 +509,7 @@ fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
     );
     neighbour.line();
     let origins = c.origins().of_pod();
+    // Any number below the next burst, of which exactly as many pass.
     for _ in 0..64 {
         let (s, peer) = l.accept().unwrap();
         assert!(
@@ -526,6 +530,7 @@ fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
     );
     crowd.kill();
     again.kill();
+    // Entries of any age are removed if their sockets are gone.
     c.origins().sweep(Duration::ZERO);
     let mut last = CaseProcess::start(&ns, Some(&cg), "burst", &["10.96.0.1:80", "1"]);
     assert_eq!(last.line(), "refused 0", "nothing waits any more");
@@ -594,8 +599,8 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let args = format!("{} {}", pins.display(), cg.dir.display());
     let mut first = CaseProcess::start(&ns, None, "proxy", &[&args]);
     assert_eq!(first.line(), "attached");
-    let mut held = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "hold"]);
-    assert!(held.line().starts_with("peer=10.96.0.1:80 "));
+    let mut old_app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "hold"]);
+    assert!(old_app.line().starts_with("peer=10.96.0.1:80 "));
     first.kill();
 
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.2:80"]);
@@ -614,9 +619,9 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let pod = c.attach("a/b/pod.with.dots", &cg.dir).unwrap();
     assert!(pod.is_adopted());
     c.forget_other_versions();
-    held.go_on();
+    old_app.go_on();
     assert_eq!(
-        held.line(),
+        old_app.line(),
         "peer=10.96.0.1:80",
         "the new programs know the old socket"
     );
@@ -624,6 +629,7 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.3:80"]);
     assert_eq!(answer(&l, &c), Some("10.96.0.3:80".parse().unwrap()));
     app.line();
+    // The three connections above that reached a proxy.
     assert!(count(&c, "taken_v4") >= 3, "the counters continued");
 
     c.release("a/b/pod.with.dots", Some(pod)).unwrap();
@@ -634,6 +640,7 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
         "released: it uses the network directly"
     );
     drop(c);
+    // The second call finds nothing, which is no error.
     release_all(&pins).unwrap();
     assert!(!pins.exists(), "unmounted and removed");
     release_all(&pins).unwrap();

@@ -213,6 +213,7 @@ fn connect_refuses_listed_destinations_and_captures_the_rest() {
         }
     }
     let refusals = pod.capture.tables().refusals(pod.cookie).unwrap();
+    // In the order of `CONNECT_REFUSALS`, as many as the cases above expect.
     assert_eq!(refusals.count, [3, 3, 3, 2, 0]);
     let at = |verdict| {
         refusals.last[CONNECT_REFUSALS.iter().position(|v| *v == verdict).unwrap()]
@@ -239,6 +240,7 @@ fn unknown_destinations_are_captured_and_changes_apply_at_once() {
         "the tenant is not known yet"
     );
     let deny = destinations(Some(OUTSIDE_MESH));
+    // Entries written and removed.
     assert_eq!(pod.update(&none, &deny), (8, 0));
     assert_eq!(pod.dial("10.96.0.9:80"), REFUSED);
     let mut more = deny.clone();

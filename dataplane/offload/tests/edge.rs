@@ -71,7 +71,9 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         e.replicas().put(&n, &Replica::new(v4(at), up)).unwrap();
         e.hosts().put(&address_be(v4(at)), &n).unwrap();
     }
+    // Host 0 is an edge: it belongs to the tier, but is no replica.
     e.hosts().put(&address_be(v4("250.2.0.1")), &0).unwrap();
+    // 0x71 is the VNI of the other tenant, and 12 its service.
     for (vni, service, v4a, v6a) in [
         (TENANT, SERVICE, "10.9.0.1", "fd09::1"),
         (0x71, 12, "10.9.0.1", "fd09::1"),
@@ -93,9 +95,11 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
             )
             .unwrap();
     }
+    // A service without an IPv6 address.
     e.returns()
         .put(&13, &Return::new(TENANT, Some(v4("10.9.0.13")), None))
         .unwrap();
+    // The first of the chain, replica 3, is down, so sessions go to the next.
     e.tables()
         .put(&SERVICE, &table(TENANT, [3, 1, 2, 0, 0, 0, 0, 0]))
         .unwrap();
@@ -272,6 +276,7 @@ fn a_frame_cut_at_any_byte_is_malformed() {
     let e = world(&SETTINGS);
     let about = tcp(SVC, POD, ACK, b"");
     let about6 = tcp(SVC6, POD6, ACK, b"");
+    // Each inner packet, with the least length at which all its headers are complete.
     for (inner, least) in [
         (tcp(POD, SVC, SYN, b""), 52),
         (tcp(POD6, SVC6, SYN, b""), 72),
@@ -301,6 +306,8 @@ fn a_frame_cut_at_any_byte_is_malformed() {
         }
         for cut in 1..least {
             let mut short = inner[..cut].to_vec();
+            // The inner length is that of the cut packet, so that only the missing headers are
+            // wrong.
             if inner[0] >> 4 == 4 && cut >= 4 {
                 short[2..4].copy_from_slice(&(cut as u16).to_be_bytes());
             } else if inner[0] >> 4 == 6 && cut >= 40 {
@@ -371,6 +378,7 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
     });
     let id = ServiceId::new(SPREAD).unwrap();
     let mut random = FrameRandom(0x1234_5678_9abc_def0);
+    // Many clients for each of the 128 buckets.
     for i in 0..2000u32 {
         let (port, service_port) = (random.next() as u16, random.next() as u16);
         let (client, to) = if i % 2 == 0 {
@@ -401,6 +409,8 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
         );
         assert_eq!(
             port_of(&out),
+            // With aggregation there are 20 tunnels, whose source ports begin at 40,000
+            // (`SETTINGS`).
             40_000 + (hash >> 16) as u16 % 20,
             "{client} > {to}"
         );
@@ -525,6 +535,7 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
             ),
         ),
         (
+            // Without DF, the packet may be fragmented.
             "it may be cut inside",
             from_node(&with_ip4(udp(POD, SVC, &data), 0, &[])),
             None,
@@ -593,6 +604,7 @@ fn sizes() -> Vec<GsoCase> {
         &udp("10.9.0.1:53", POD, &data(1500)),
         1500,
     );
+    // The number is the size of the GSO segments, or 0 for a single packet.
     vec![
         (
             "just fits",
@@ -674,6 +686,8 @@ fn sizes() -> Vec<GsoCase> {
 fn oversize_packets_are_answered_from_the_dialed_address() {
     let e = world(&SETTINGS);
     for (case, inner, segment, wanted) in sizes() {
+        // A device that verifies checksums leaves them to the program's side; the result must be
+        // the same.
         let summed = e
             .test_run_as(
                 &from_node(&inner),

@@ -41,6 +41,7 @@ struct EdgeForwardingFixture {
 /// Creates the path. `sums` says whether the outer UDP headers have checksums.
 fn create_path(sums: &str) -> EdgeForwardingFixture {
     let [router, node, pod, edge, replica] = [(); 5].map(|()| LabNetns::bare());
+    // The router connects three subnets.
     router.within(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
     for (device, host, gateway, address) in [
         ("node", &node, "172.20.0.10", NODE),
@@ -55,6 +56,7 @@ fn create_path(sums: &str) -> EdgeForwardingFixture {
         router.ip(&format!("link set {device} up"));
         host.ip(&format!("addr add {address}/31 dev eth0"));
         host.ip("link set eth0 up");
+        // All paths between two hosts cross the router.
         host.ip(&format!("route add default via {gateway}"));
     }
     let vxlan = |at: &LabNetns, name: &str, id: u32, mac: &str, local: Ipv4Addr| {
@@ -364,6 +366,7 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
         sessions[0]
             .1
             .1
+            // Nothing announces that no byte comes, so the test can only wait a moment.
             .set_read_timeout(Some(Duration::from_millis(300)))
             .unwrap();
         let stopped = (&sessions[0].1.1).read(&mut [0; 8]).unwrap_err().kind();

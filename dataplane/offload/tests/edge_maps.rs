@@ -116,6 +116,7 @@ fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
             .map(|(n, at, up)| (*n, Replica::new(host(*at), *up)))
             .collect::<HashMap<_, _>>()
     };
+    // A replica's number, the last byte of its address, and whether it is up.
     for (case, wanted, replaced) in [
         (
             "from nothing",
@@ -148,6 +149,7 @@ fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
     }
     let range = |text: &str, length| PrefixKey::new(7, text.parse().unwrap(), length);
     let node = Prefix::new(host(1), [2; 6]);
+    // Nested prefixes of the same address are distinct entries.
     for wanted in [
         vec![
             range("10.0.0.0", 8),
@@ -161,6 +163,7 @@ fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
         e.prefixes().replace_all(&wanted).unwrap();
         assert_eq!(e.prefixes().all().unwrap(), wanted);
     }
+    // Removing what is not there is no error.
     e.prefixes().remove(&range("10.9.0.0", 16)).unwrap();
     assert_eq!(e.hosts().get(&7).unwrap(), None);
 }

@@ -248,6 +248,7 @@ fn without_a_listener_everything_is_refused_and_counted() {
         format!("{V4}:80"),
         "prepared only: nothing is captured"
     );
+    // The second call finds the program attached, which is no error.
     taken.attach().unwrap();
     taken.attach().unwrap();
     let dial = || pod.dial(&format!("{V4}:80")).unwrap_err().kind();
@@ -373,6 +374,7 @@ fn nftables_captures_inbound_when_bpf_is_refused() {
     let app = pod.ns.listen("0.0.0.0:80");
     let mut before = pod.dial(&format!("{V4}:80")).unwrap();
     let (mut accepted, _) = app.accept().unwrap();
+    // The second call replaces the same rules.
     nft::take_inbound(&pod.ns.path()).unwrap();
     nft::take_inbound(&pod.ns.path()).unwrap();
     before.write_all(b"hi").unwrap();

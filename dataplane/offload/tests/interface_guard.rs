@@ -141,6 +141,7 @@ impl GuardedHost {
 #[test]
 fn a_container_sends_by_its_own_addresses_and_no_others() {
     let s = scene();
+    // 10.88.0.99 is bound to no container.
     for container in &s.containers {
         container.ip("addr add 10.88.0.99/24 dev eth0");
     }
@@ -243,6 +244,7 @@ fn from(source: &str, to: &str) -> Vec<u8> {
 fn address_cases() -> Vec<GuardCase> {
     let (from6, to6) = (format!("[{A6}]:1000"), format!("[{HOST6}]:53"));
     let udp6 = |source: &str| udp(&format!("[{source}]:1000"), &to6, b"x");
+    // 0x8100 is a VLAN tag, here of VLAN 7 with an IPv4 packet behind it.
     let vlan = eth(
         MAC_A,
         0x8100,
@@ -305,6 +307,7 @@ fn address_cases() -> Vec<GuardCase> {
         ),
         ("a VLAN", vlan, DROPPED, "drop_protocol"),
         (
+            // 0x88cc is LLDP.
             "no IP",
             eth(MAC_A, 0x88cc, &[0; 40]),
             DROPPED,
@@ -409,6 +412,8 @@ fn solicitation_cases() -> Vec<GuardCase> {
 
 /// Returns advertisements, and other messages of ICMPv6.
 fn advertisement_cases() -> Vec<GuardCase> {
+    // ICMPv6 types: 134 router advertisement, 136 neighbour advertisement, 137 redirect, 143
+    // listener report, 128 echo. The IPv6 header takes bytes 14 to 53 of the frame.
     let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
     // This is the same advertisement behind a destination options header that contains only
     // padding.

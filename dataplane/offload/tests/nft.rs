@@ -43,6 +43,7 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     let again = Redirect::apply(&ns.path(), &cgroup.dir, &[MARK]).unwrap();
     assert_eq!(again.netns(), ns.path());
     let (v4, v6) = (ns.listen("127.0.0.1:15001"), ns.listen("[::1]:15001"));
+    // The proxies' own ports are no exception at other addresses.
     for (to, l) in [
         ("10.96.0.1:80", &v4),
         ("10.96.0.1:15001", &v4),
@@ -95,6 +96,7 @@ fn tcp_is_redirected_and_the_destination_is_known() {
         "error ConnectionRefused Some(111)",
         "no proxy: refused"
     );
+    // The second call finds no table, which is no error.
     Redirect::remove(&ns.path()).unwrap();
     Redirect::remove(&ns.path()).unwrap();
     let mut app = CaseProcess::start(&ns, None, "dial", &["10.77.0.2:81"]);

@@ -48,9 +48,9 @@ fn deny_drops_packets_that_nft_sees() {
         for to in targets() {
             let receiver = lab.receiver(to, protocol(kind, to));
             let mut older = lab.sender(kind, to);
-            let held = guard(&lab);
+            let pod_guard = guard(&lab);
             for client in [&mut older, &mut lab.sender(kind, to)] {
-                let before = count(&lab, &held, &format!("stopped_{reason}"));
+                let before = count(&lab, &pod_guard, &format!("stopped_{reason}"));
                 client.go_on();
                 // A frame is stopped at the other end of the interface, so its sender gets no
                 // error.
@@ -61,13 +61,13 @@ fn deny_drops_packets_that_nft_sees() {
                 );
                 assert!(!receiver.receives(NEVER), "{kind} to {to}: it left the pod");
                 assert_eq!(
-                    count(&lab, &held, &format!("stopped_{reason}")),
+                    count(&lab, &pod_guard, &format!("stopped_{reason}")),
                     before + 1,
                     "{kind} to {to}"
                 );
             }
-            assert!(held.exposed_interfaces().is_empty());
-            lab.node.within(|| held.release()).unwrap();
+            assert!(pod_guard.exposed_interfaces().is_empty());
+            lab.node.within(|| pod_guard.release()).unwrap();
             let mut released = lab.sender(kind, to);
             released.go_on();
             assert_eq!(
@@ -81,7 +81,7 @@ fn deny_drops_packets_that_nft_sees() {
         }
     }
     for to in targets() {
-        let (receiver, held) = (lab.receiver(to, protocol("tcp", to)), guard(&lab));
+        let (receiver, pod_guard) = (lab.receiver(to, protocol("tcp", to)), guard(&lab));
         let mut client = lab.sender("tcp", to);
         client.go_on();
         client.line();
@@ -89,7 +89,7 @@ fn deny_drops_packets_that_nft_sees() {
             !receiver.receives(NEVER),
             "a raw socket's TCP to {to} left the pod"
         );
-        drop(held);
+        drop(pod_guard);
     }
 }
 
@@ -100,8 +100,8 @@ fn a_raw_sockets_reset_leaves_the_pod_without_a_payload_only() {
     let lab = Lab::new();
     Redirect::apply(&lab.pod.path(), &lab.cgroup.dir, &[MARK]).unwrap();
     for to in targets() {
-        let (receiver, held) = (lab.receiver(to, protocol("tcp", to)), guard(&lab));
-        let before = count(&lab, &held, "stopped_tcp");
+        let (receiver, pod_guard) = (lab.receiver(to, protocol("tcp", to)), guard(&lab));
+        let before = count(&lab, &pod_guard, "stopped_tcp");
         let [with_payload, bare] = ["reset", "bare reset"].map(|kind| {
             let mut client = lab.sender(kind, to);
             client.go_on();
@@ -115,16 +115,16 @@ fn a_raw_sockets_reset_leaves_the_pod_without_a_payload_only() {
             arrived.len()
         );
         assert_eq!((with_payload.as_str(), bare.as_str()), (EPERM, "sent"));
-        assert_eq!(count(&lab, &held, "stopped_tcp"), before + 1, "{to}");
-        drop(held);
+        assert_eq!(count(&lab, &pod_guard, "stopped_tcp"), before + 1, "{to}");
+        drop(pod_guard);
     }
 }
 
 #[test]
 fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let lab = Lab::new();
-    let held = guard(&lab);
-    set(&lab, &held, OutsidePackets::Watch, &[]);
+    let pod_guard = guard(&lab);
+    set(&lab, &pod_guard, OutsidePackets::Watch, &[]);
     for (kind, reason) in [
         ("udp", "udp"),
         ("echo", "icmp"),
@@ -136,7 +136,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
                 lab.receiver(to, protocol(kind, to)),
                 format!("clear_{reason}"),
             );
-            let (mut client, before) = (lab.sender(kind, to), count(&lab, &held, &counter));
+            let (mut client, before) = (lab.sender(kind, to), count(&lab, &pod_guard, &counter));
             client.go_on();
             assert_eq!(
                 (client.line().as_str(), receiver.receives(arrives_within())),
@@ -144,16 +144,16 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
                 "{kind} to {to}"
             );
             assert!(
-                count(&lab, &held, &counter) > before,
+                count(&lab, &pod_guard, &counter) > before,
                 "{kind} to {to}: {counter}"
             );
         }
     }
     // Three kinds to two targets: the pod's rules do not see frames.
-    assert!(count(&lab, &held, "left_watched") >= 6);
+    assert!(count(&lab, &pod_guard, "left_watched") >= 6);
     // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard
     // removed.
-    drop(held);
+    drop(pod_guard);
     let next = guard(&lab);
     // Datagrams of UDP sockets and of frames, to two targets each.
     assert!(count(&lab, &next, "clear_udp") >= 4);
@@ -175,11 +175,16 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
 #[test]
 fn dns_reaches_the_named_resolvers_and_no_others() {
     let lab = Lab::new();
-    let held = guard(&lab);
+    let pod_guard = guard(&lab);
     lab.answer_questions();
     let ask = |to: &str| CaseProcess::start(&lab.pod, None, "ask", &[to]).line();
     assert_eq!(ask("10.77.0.9:53"), EPERM, "no resolver is named yet");
-    set(&lab, &held, OutsidePackets::Stop, &["10.77.0.9", "fd77::9"]);
+    set(
+        &lab,
+        &pod_guard,
+        OutsidePackets::Stop,
+        &["10.77.0.9", "fd77::9"],
+    );
     for (case, to, answer) in [
         ("named", "10.77.0.9:53", "answer from 10.77.0.9"),
         ("named, IPv6", "[fd77::9]:53", "answer from fd77::9"),
@@ -189,23 +194,23 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
         assert_eq!(ask(to), answer, "{case}");
     }
     assert!(
-        count(&lab, &held, "passed_resolver") >= 4,
+        count(&lab, &pod_guard, "passed_resolver") >= 4,
         "question and answer"
     );
-    set(&lab, &held, OutsidePackets::Stop, &["10.77.0.8"]);
+    set(&lab, &pod_guard, OutsidePackets::Stop, &["10.77.0.8"]);
     assert_eq!(
         (ask("10.77.0.9:53").as_str(), ask("10.77.0.8:53").as_str()),
         (EPERM, "answer from 10.77.0.8"),
         "another is named"
     );
-    lab.node.within(|| held.release()).unwrap();
+    lab.node.within(|| pod_guard.release()).unwrap();
 }
 
 /// The neighbor tables are empty, so ARP and neighbor discovery must work. Nothing else may enter.
 #[test]
 fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
     let lab = Lab::new();
-    let held = guard(&lab);
+    let pod_guard = guard(&lab);
     for (from, to, dial) in [
         (&lab.pod, &lab.node, "10.77.0.9:80"),
         (&lab.pod, &lab.node, "[fd77::9]:80"),
@@ -251,23 +256,27 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
             .unwrap();
         assert_eq!(client.line(), "nothing", "{to}");
     }
-    assert_eq!(count(&lab, &held, "stopped_udp"), 2);
-    assert!(count(&lab, &held, "passed_tcp") > 0 && count(&lab, &held, "passed_neighbour") > 0);
-    lab.node.within(|| held.release()).unwrap();
+    // One datagram in each family.
+    assert_eq!(count(&lab, &pod_guard, "stopped_udp"), 2);
+    assert!(
+        count(&lab, &pod_guard, "passed_tcp") > 0
+            && count(&lab, &pod_guard, "passed_neighbour") > 0
+    );
+    lab.node.within(|| pod_guard.release()).unwrap();
 }
 
 #[test]
 fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     let lab = Lab::new();
-    let held = guard(&lab);
+    let pod_guard = guard(&lab);
     check_udp_route(&lab, |udp| {
         assert_eq!(
-            lab.node.within(|| held.set_udp(udp)).unwrap(),
+            lab.node.within(|| pod_guard.set_udp(udp)).unwrap(),
             UdpExcess::default()
         )
     });
-    assert_eq!(count(&lab, &held, "passed_udp_route"), 2 * 3 + 2);
-    lab.node.within(|| held.release()).unwrap();
+    assert_eq!(count(&lab, &pod_guard, "passed_udp_route"), 2 * 3 + 2);
+    lab.node.within(|| pod_guard.release()).unwrap();
 }
 
 /// Entry of the child process.

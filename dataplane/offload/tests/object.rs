@@ -47,6 +47,7 @@ fn compare(object: &[u8], layouts: &Layouts) {
             "{name}"
         );
     }
+    // Type 0 of BTF is `void`.
     let in_object: Vec<String> = (1..btf.len() as u32)
         .filter_map(|id| btf.type_by_id::<libbpf_rs::btf::BtfType<'_>>(id.into()))
         .filter(|t| t.kind() == BtfKind::Struct)
@@ -72,6 +73,7 @@ fn the_verifiers_work_stays_within_budget() {
         .unwrap()
         .verified_instructions()
         .unwrap();
+    // The count does not depend on the namespace, so the test's own will do.
     let here = std::path::Path::new("/proc/self/ns/net");
     measured.push(
         InboundPrograms::load(None)

@@ -485,6 +485,8 @@ fn tcp_and_link_protocols_pass() {
             "{dial}"
         );
     }
+    // At least five segments in each of four connections; a question and an answer about
+    // neighbours in each family; a reset in each family.
     for (counter, least) in [
         ("passed_tcp", 20),
         ("passed_neighbour", 4),
@@ -524,6 +526,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
         };
         let receiver = lab.pod.within(|| Receiver::open(to, family));
         let send = |quoted: u8| {
+            // Fragmentation needed and packet too big, each with an MTU of 0x500, that is 1280.
             let mut error: Vec<u8> = if to.is_ipv4() {
                 vec![3, 4, 0, 0, 0, 0, 0x05, 0]
             } else {
@@ -548,6 +551,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
             send(6) && receiver.receives(arrives_within()),
             "{to}: about TCP"
         );
+        // Protocol 17 is UDP, and 6 above is TCP.
         send(17);
         assert!(!receiver.receives(NEVER), "{to}: about a datagram");
         assert_eq!(

@@ -73,6 +73,7 @@ fn scene() -> RedirectorFixture {
         tunnels: 0,
     })
     .unwrap();
+    // Host 0 is an edge.
     redirector
         .hosts()
         .put(&address_be(EDGE.parse().unwrap()), &0)
@@ -247,6 +248,7 @@ fn service6(id: u32) -> String {
 #[test]
 fn segments_find_their_owner_while_tables_spread() {
     let s = scene();
+    // Replica 8.
     let suspect = Ipv4Addr::new(250, 1, 0, 9);
     s.redirector
         .replicas()
@@ -258,6 +260,7 @@ fn segments_find_their_owner_while_tables_spread() {
     for (case, service, sender, hop, stamp, to, counter) in spreading() {
         let at = format!("{}:80", service4(service));
         let segment = tcp("10.1.1.2:4711", &at, ACK, b"some bytes");
+        // Sender 1 is the edge; the address of replica n ends with n + 1.
         let sender = Ipv4Addr::new(250, 1, 0, sender + u8::from(sender != 1));
         let frame = OuterHeaders {
             hop,
@@ -305,6 +308,7 @@ fn segments_go_to_the_head_or_along_the_chain() {
 #[test]
 fn non_tcp_packets_go_to_the_head() {
     let s = scene();
+    // Nothing listens on port 54.
     let shut = udp("10.1.1.2:4711", "240.0.0.1:54", b"q");
     s.keeps(
         "UDP",
@@ -415,10 +419,12 @@ fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
         ("[fd77::9]:4711", "[fdca:a1:0:240::2]:80"),
     ] {
         let (_, number) = answered(&s, from, to);
+        // 77 is any number but 1.
         let (own, other) = (number.wrapping_add(1), number.wrapping_add(77));
         let segment = |hop, flags, acknowledged| {
             from_edge(hop, &tcp_answer(from, to, flags, acknowledged, b""))
         };
+        // From the edge, and along the chain.
         for hop in [0, 2] {
             s.keeps(
                 "the answer to the own SYN-ACK",
@@ -475,6 +481,7 @@ fn only_sessions_of_the_kernel_are_owned() {
         owned.push((case, at, to));
         numbers.insert(at, number.wrapping_add(1));
     }
+    // A session belongs to its socket, so it has to stay owned when the listener is gone.
     for listening in [true, false] {
         for (case, from, to) in &owned {
             let case = format!("{case} from {from}, listening: {listening}");
@@ -519,6 +526,7 @@ fn only_sessions_of_the_kernel_are_owned() {
                     "not_listening",
                 );
             }
+            // A port of no session.
             let other = SocketAddr::new(from.ip(), from.port() ^ 1).to_string();
             let frame = from_edge(0, &tcp(&other, to, ACK, b""));
             s.sends(
@@ -645,6 +653,7 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
         );
         let error = unreachable(&ip_of(to), &ip_of(&text), &tcp(&text, to, ACK, b""), 60);
         s.keeps("an error", &answer(EDGE, TENANT, &error), "answer");
+        // No socket has this port.
         let gone = SocketAddr::new(at.ip(), 9).to_string();
         s.keeps(
             "a packet of a session that has ended: it gets a reset",
@@ -712,6 +721,8 @@ fn every_refusal_has_a_counter() {
     };
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
+    // The edited bytes: the outer IPv4 header begins at 14 and the VXLAN header at 42; the type of
+    // the inner Ethernet header ends with byte 63.
     for (case, frame, counter) in [
         (
             "an unknown host",
@@ -786,6 +797,7 @@ fn every_refusal_has_a_counter() {
 #[test]
 fn senders_of_fragmented_packets_get_icmp_errors() {
     let s = scene();
+    // An inner packet of 1400 bytes, so that the outer one exceeds the link's 1400.
     let data = vec![7u8; 1348];
     let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", 0x10, &data);
     let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", 0x10, &data);
@@ -796,6 +808,8 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
     let said = |vni: u32, what: &str| {
         format!("{SELF} > {EDGE} vni {vni:#x} hop 0 02ca0a010001 > 02ca0a010002: {what}")
     };
+    // The first fragment carries 1376 bytes, a multiple of 8. Without UDP, VXLAN and Ethernet
+    // headers 1346 remain.
     let about = "icmp 3/4 mtu 1346 240.0.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 240.0.0.1:80";
     for (case, frame, wanted) in [
         (

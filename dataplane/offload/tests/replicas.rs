@@ -233,6 +233,8 @@ fn exchange(s: &mut TcpStream) -> String {
 
 #[test]
 fn a_session_begins_at_the_head_and_stays_where_it_began() {
+    // `fill` sets the chain of all buckets, which begins with the head; `steer` selects the replica
+    // to which the edge sends.
     let t = TestTier::new(3, &[1, 2, 3]);
     for to in [V4, V6] {
         t.fill(&[1, 2, 3]);
@@ -265,6 +267,7 @@ fn a_session_begins_at_the_head_and_stays_where_it_began() {
             assert_eq!(exchange(s), who, "{to}: along the chain");
         }
     }
+    // Once in each family.
     assert_eq!(
         (
             t.count(2, "forwarded_new"),
@@ -474,6 +477,7 @@ fn the_tunnel_device_is_recreated_only_if_necessary() {
 #[test]
 fn packets_without_a_listener_are_refused_from_the_service_address() {
     let t = TestTier::new(1, &[1]);
+    // The last column is the type of Destination Unreachable in ICMP and ICMPv6.
     for (own, service, domain, protocol, unreachable) in [
         (
             "10.1.1.2:0",
@@ -571,8 +575,10 @@ fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
             s.send_to(b"hello", &to.into()).unwrap()
         });
     };
+    // This route leads into the tunnel without the mark of a dial.
     r.netns
         .ip("route add 10.9.9.9/32 via 169.254.202.1 dev tier0 onlink");
+    // Neighbour discovery of the new devices would count too.
     at_rest(&r.redirector);
     for (case, from, to, mark, counter) in [
         ("the service", "240.0.0.7:9", "10.1.1.2:9", 0, "service"),
@@ -819,6 +825,7 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     // tenant's VNI. Nothing of that may arrive.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
+    // No response may come, and nothing announces that, so the time is short.
     let e = dial_for(
         r,
         TENANT,
@@ -906,6 +913,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
     for (n, listener) in group.into_iter().enumerate() {
         serve(listener, 3 + n as u8);
     }
+    // Forty connections reach both sockets of the SO_REUSEPORT group.
     let answers: HashSet<String> = (0..40)
         .map(|_| exchange(&mut t.dial(V4).unwrap()))
         .collect();
@@ -931,6 +939,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
         ),
         (1, false)
     );
+    // Each verdict of the program has occurred.
     let counted: HashMap<_, _> = r.steering.counts().unwrap().into_iter().collect();
     assert!(counted.values().all(|c| *c > 0), "{counted:?}");
 }

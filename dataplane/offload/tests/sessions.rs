@@ -48,6 +48,7 @@ fn answer() -> Vec<u8> {
 /// Returns packets of one session and of its neighbours, in tunnels.
 fn tunnel_cases() -> Vec<SessionCase> {
     let (syn, answer) = (syn(), answer());
+    // 40,000 is the tunnel's source port; 7 and 8 are the tenants' VNIs.
     vec![
         (
             "a tunnel's first",
@@ -97,6 +98,7 @@ fn tunnel_cases() -> Vec<SessionCase> {
 /// Returns packets of other protocols, in tunnels.
 fn protocol_cases() -> Vec<SessionCase> {
     let answer = answer();
+    // All frames are in tunnels of `tunnel_cases`, so only the session inside can be new.
     vec![
         (
             "UDP beside TCP",
@@ -213,6 +215,7 @@ fn sessions_are_counted_once() {
     let all = s.sessions().unwrap();
     let listed = s.outer();
     assert_eq!(listed.len() as u64, all.0, "{listed:?}");
+    // 17 is UDP, which carries VXLAN; 6 is TCP.
     for (protocol, one, other) in [
         (17, "250.1.0.1:40000", "250.1.0.2:4789"),
         (17, "250.1.0.2:40000", "250.1.0.1:4789"),

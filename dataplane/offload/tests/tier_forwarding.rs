@@ -309,6 +309,7 @@ fn bulk(s: &TcpStream, name: u8) {
 
 #[test]
 fn sessions_stay_at_their_replica_on_any_link() {
+    // GSO packets are segmented where the offload is missing.
     for without in [&[][..], &["pod"], &["replicas"], &["router"]] {
         let r = TierForwardingFixture::new();
         for which in without {
@@ -346,6 +347,7 @@ fn sessions_stay_at_their_replica_on_any_link() {
             bulk(&first, 1);
             bulk(&second, 2);
         }
+        // At least one new session in each family.
         assert!(r.count(2, "forwarded") > 0 && r.count(2, "forwarded_new") >= 2);
         assert_eq!(r.drops(), [], "{without:?}");
     }

@@ -41,7 +41,7 @@ const KINDS: [ResourceKind; 4] = [
     ResourceKind::Throttle,
 ];
 /// Interval of retrying failed map writes, checking the programs, and reading the counters.
-const AUDIT: Duration = Duration::from_secs(1);
+const AUDIT_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a session scan. An incomplete scan proves nothing, so it is discarded.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rest after a scan as a multiple of its duration: scans use a fiftieth of a core, at most.
@@ -390,7 +390,7 @@ impl RedirectorAgent {
 
     async fn audit(&self) {
         loop {
-            tokio::time::sleep(AUDIT).await;
+            tokio::time::sleep(AUDIT_INTERVAL).await;
             let mut state = self.inner.maps_are_current();
             if state.failed > 0 {
                 self.inner.settle(&mut state);

@@ -476,6 +476,7 @@ pub(crate) mod tests {
             }
         );
         let host = |h: &str| content.hosts.get(&h.parse::<Ipv4Addr>().unwrap()).copied();
+        // A host that is no replica has number 0. A replica that the orders do not name is no host.
         assert_eq!(
             [
                 host("250.1.0.1"),
@@ -485,6 +486,7 @@ pub(crate) mod tests {
             ],
             [Some(1), Some(0), Some(0), None]
         );
+        // A service without a number has no key in the map yet.
         assert_eq!(
             content.throttles.keys().collect::<Vec<_>>(),
             [&ThrottleScope::Service(7), &ThrottleScope::Tenant(101)]

@@ -173,6 +173,7 @@ mod tests {
 
     #[test]
     fn moved_heads_are_reported_once_the_new_head_is_up() {
+        // Bit n stands for bucket n. This replica has number 1.
         let (one, two, three) = (
             heads(1, &[1, 1, 1, 2]),
             heads(2, &[1, 2, 3, 2]),

@@ -401,6 +401,7 @@ mod tests {
     #[test]
     fn sessions_of_services_are_found_in_both_families() {
         let mut owned = OwnedSessions::new();
+        // The second argument is the state of the socket (net/tcp_states.h): 1 is established.
         let first = [
             socket(V4, 1, "240.0.0.7:80", "10.1.1.9:40000"),
             // Half-open sessions in both forms, and one in TIME_WAIT.
@@ -481,6 +482,7 @@ mod tests {
                 "{name}"
             );
         }
+        // Family 9 is neither of the two that the scanner requests.
         let mut family = message(V4, BY_FAMILY, &one[HEAD..]);
         family[HEAD] = 9;
         assert!(matches!(

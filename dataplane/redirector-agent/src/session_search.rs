@@ -186,6 +186,7 @@ mod tests {
         let counted = calls.clone();
         let scanner = SessionScanner::of(
             |_| Ok(crate::session_scan::OwnedSessions::new()),
+            // The first search fails, and so does each one for port 1.
             move |client, _| match (
                 client.port(),
                 counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed),

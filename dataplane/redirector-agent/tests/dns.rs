@@ -89,6 +89,7 @@ impl DnsFixture {
         };
         let of = |tenant| {
             [
+                // The IDs of both services are different for all tenants.
                 address(format!("{}/canal-system/gateway", name(tenant)), tenant + 1),
                 address(format!("{}/default/web", name(tenant)), tenant + 101),
             ]

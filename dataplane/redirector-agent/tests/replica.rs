@@ -238,6 +238,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
         let taking = dns.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                // The gateway of beta has the ID 6.
                 let tenant = if stream.local_addr().unwrap().ip() == IpAddr::from([240, 0, 0, 6]) {
                     "beta"
                 } else {
@@ -302,7 +303,7 @@ fn maps_follow_states_and_outlive_the_process() {
             )
             .unwrap()
         };
-        let held = || {
+        let tables_in_maps = || {
             let mut programs =
                 TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
                     .unwrap();
@@ -325,13 +326,17 @@ fn maps_follow_states_and_outlive_the_process() {
             3,
         );
         agent.apply(&update, &state);
-        assert_eq!(held(), [7, 8]);
+        assert_eq!(tables_in_maps(), [7, 8]);
         drop(agent);
         let agent = start(&Registry::new());
-        assert_eq!(held(), [7, 8], "a new process adopts them unchanged");
+        assert_eq!(
+            tables_in_maps(),
+            [7, 8],
+            "a new process adopts them unchanged"
+        );
         let (update, state) = update_of(vec![table("alpha/default/db", 8, 2, &[2])], 4);
         agent.apply(&update, &state);
-        assert_eq!(held(), [8], "and removes what has become stale");
+        assert_eq!(tables_in_maps(), [8], "and removes what has become stale");
         let dump = agent.dump();
         assert_eq!(
             (
@@ -607,6 +612,7 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
         let service = ServiceId::new(7).unwrap();
         let port = |n: u32| {
             let client = SocketAddr::new(
+                // Any clients; the ports distinguish the sessions.
                 Ipv4Addr::from_bits(0x0a01_0100 + n % 7).into(),
                 20_000 + n as u16,
             );
@@ -628,6 +634,8 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
         assert!(
             packets
                 .iter()
+                // One core may have a fifth more tunnels than the other, and sessions are not
+                // equally many in each.
                 .all(|n| (0.7..=1.3).contains(&(*n as f64 / share))),
             "packets by core, within 30 % of {share}: {packets:?}"
         );

@@ -517,6 +517,7 @@ fn check_fault(bad: Vec<HttpMatch>, limits: &RouterLimits, names: &[&str], text:
 
 #[test]
 fn faults_break_one_rule_only() {
+    // Small enough for short patterns to exceed them.
     let limits = RouterLimits {
         regex_text_bytes_max: 64,
         regex_bytes_max: 64 * 1024,
@@ -598,6 +599,7 @@ fn faults_break_one_rule_only() {
             .all(|fault| fault.name() == "regexes_too_large"),
         "{faults:?}"
     );
+    // Together, some of them fit and some do not.
     assert!((1..40).contains(&faults.len()), "{}", faults.len());
 }
 
@@ -623,6 +625,7 @@ fn hosts_with_the_same_regexes_share_an_automaton_and_sets_of_them_are_limited()
         ..RouterLimits::DEFAULT
     };
     let exact_host = |n: u32| HostMatch::Exact(format!("h{n}"));
+    // The patterns for different `n` differ, but are nearly equal in size.
     let large = |n: u32| matching(n, regex(&format!("/(a{{3{n}}}){{10}}")));
     let build = |rules| Router::build(&RouteTable::new(rules), &limits);
     let (one, _) = build(vec![rule("r", vec![exact_host(0)], vec![large(0)])]);

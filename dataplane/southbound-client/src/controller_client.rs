@@ -229,6 +229,7 @@ mod tests {
             file("empty", "\n"),
             file("binary", "a\u{e9}"),
         );
+        // The listener is dropped, so nothing listens at its port.
         let free = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()

@@ -167,7 +167,7 @@ fn select_omitted(omitted: &[RefusedResource]) -> Vec<OmittedResource> {
 #[cfg(test)]
 mod tests {
     use canal_model::program::ResourceKind;
-    use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
+    use canal_runtime::{RevocationOrder, TenantLimit, TenantLimitConfig};
 
     use super::*;
 
@@ -177,7 +177,7 @@ mod tests {
             kind,
             capacity: CAPACITY,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         });
         let mut held = Vec::new();
         for (name, used, refused) in holders {

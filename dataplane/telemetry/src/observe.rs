@@ -16,7 +16,7 @@ use canal_model::share::ShareKind;
 use canal_runtime::drain::DrainObserver;
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry};
-use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, TenantLimit, TenantLimitConfig};
 use canal_southbound_client::controller_client::ControllerConnection;
 use canal_wire::observe::observation_client::ObservationClient;
 use canal_wire::observe::observe_order::Order;
@@ -100,7 +100,7 @@ impl ObservationContext {
                 kind,
                 capacity: capacity as u64,
                 reserve: reserve as u64,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         let registry = &sources.registry;

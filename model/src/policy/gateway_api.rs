@@ -10,6 +10,7 @@ use serde::de::{self, Deserializer, Unexpected, Visitor};
 use super::Metadata;
 use super::attempts::{HttpRouteRetry, HttpRouteTimeouts};
 use super::cors::HttpCorsFilter;
+use super::mirrors::HttpRequestMirrorFilter;
 use crate::ids::{Namespace, ObjectName};
 use crate::limits::WEIGHT_MAX;
 
@@ -83,6 +84,7 @@ pub struct HttpRouteFilter {
     pub url_rewrite: Option<HttpUrlRewriteFilter>,
     pub request_redirect: Option<HttpRequestRedirectFilter>,
     pub cors: Option<HttpCorsFilter>,
+    pub request_mirror: Option<HttpRequestMirrorFilter>,
 }
 
 /// Changes of the headers of a request or of a response.
@@ -269,6 +271,7 @@ pub struct GrpcRouteFilter {
     pub kind: String,
     pub request_header_modifier: Option<HttpHeaderFilter>,
     pub response_header_modifier: Option<HttpHeaderFilter>,
+    pub request_mirror: Option<HttpRequestMirrorFilter>,
 }
 
 /// One backend and its weight.

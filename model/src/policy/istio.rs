@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::attempts::{HttpRetry, IstioDuration};
 use super::cors::CorsPolicy;
-use super::faults::HttpFaultInjection;
+use super::faults::{HttpFaultInjection, Percent};
+use super::mirrors::HttpMirrorPolicy;
 use super::{Metadata, gateway_api};
 use crate::ids::{Namespace, ObjectName};
 use crate::program::Labels;
@@ -55,6 +56,12 @@ pub struct VirtualServiceRoute {
     pub retries: Option<HttpRetry>,
     pub fault: Option<HttpFaultInjection>,
     pub cors_policy: Option<CorsPolicy>,
+    pub mirror: Option<Destination>,
+    pub mirror_percentage: Option<Percent>,
+    /// The deprecated form of `mirror_percentage`.
+    #[serde(alias = "mirror_percent")]
+    pub mirror_percent: Option<i64>,
+    pub mirrors: Vec<HttpMirrorPolicy>,
     /// Object whose rules apply to the requests of this one.
     pub delegate: Option<Delegate>,
 }

@@ -10,6 +10,10 @@ use super::Metadata;
 use crate::ids::{Namespace, ObjectName};
 use crate::program::Labels;
 
+/// Annotation of a Gateway: the number of proxies between its clients and it that append to
+/// `x-forwarded-for`, such as load balancers of HTTP. Istio calls it `numTrustedProxies`.
+pub const TRUSTED_PROXIES_ANNOTATION: &str = "canal.mesh/trusted-proxies";
+
 /// An object of kind GatewayClass (`gateway.networking.k8s.io/v1`). It has no namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct GatewayClass {

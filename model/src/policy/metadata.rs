@@ -15,12 +15,13 @@ use super::kubernetes::{
     AZ_ANNOTATION, DIRECT_ANNOTATION, POLICY_PATHS_ANNOTATION, TUNNEL_ANNOTATION,
     UPSTREAM_POOL_ANNOTATION, VTEP_MAC_ANNOTATION,
 };
+use super::listeners::TRUSTED_PROXIES_ANNOTATION;
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
 
 /// The annotations that some part of Canal reads. `control/sources` removes other annotations whose
 /// lines contain nothing else.
-pub const READ_ANNOTATIONS: [&str; 8] = [
+pub const READ_ANNOTATIONS: [&str; 9] = [
     AZ_ANNOTATION,
     TUNNEL_ANNOTATION,
     VTEP_MAC_ANNOTATION,
@@ -29,6 +30,7 @@ pub const READ_ANNOTATIONS: [&str; 8] = [
     UPSTREAM_POOL_ANNOTATION,
     POLICY_PATHS_ANNOTATION,
     DIRECT_ANNOTATION,
+    TRUSTED_PROXIES_ANNOTATION,
 ];
 
 /// The content of `metadata:` in an object.

@@ -16,6 +16,7 @@ pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
 mod metadata;
+pub mod mirrors;
 pub mod secret;
 
 use std::fmt;

@@ -83,6 +83,7 @@ mod tests {
             "evil.example:15000",
             "127.0.0.1.evil.example",
             "localhost.evil.example",
+            // An empty host, and an IPv6 address without its closing bracket.
             "",
             "[::1",
         ] {
@@ -92,7 +93,9 @@ mod tests {
                 "{host}"
             );
         }
+        // Only a web page is refused here, and a browser always sends a Host.
         assert_eq!(decide(None, false, true), Ok(()));
+        // A listener on another address has names that this process does not know.
         assert_eq!(decide(Some("gw-1.example:15020"), false, false), Ok(()));
         assert_eq!(
             decide(Some("localhost"), true, true),

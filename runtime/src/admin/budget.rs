@@ -60,7 +60,7 @@ pub(super) struct ConnectionBudget {
 /// Result of the admission of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdminAdmission {
-    Room,
+    Admitted,
     /// An idle connection was closed to admit it.
     Displaced,
     /// All other connections are active.
@@ -71,7 +71,7 @@ impl ConnectionBudget {
     pub(super) fn admit(&mut self) -> AdminAdmission {
         self.open.retain(|(_, task)| !task.is_finished());
         if self.open.len() < CONNECTIONS_MAX {
-            return AdminAdmission::Room;
+            return AdminAdmission::Admitted;
         }
         let idle =
             |a: &Activity| !a.is_streaming.load(Relaxed) && a.last().elapsed() >= REQUEST_GRACE;

@@ -297,7 +297,7 @@ async fn accept_all<L: AdminListener>(
             continue;
         }
         match budget.admit() {
-            AdminAdmission::Room => {}
+            AdminAdmission::Admitted => {}
             // The new connection is served; the counter is about the idle one that was closed.
             AdminAdmission::Displaced => counters.refused("displaced"),
             AdminAdmission::Full => {

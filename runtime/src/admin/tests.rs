@@ -159,10 +159,12 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     let family = f
         .registry
         .counters(MetricFamily::new("large_total", "Large.", &["value"]));
+    // 5,000 series of 4 KB are 20 MB.
     for i in 0..5000 {
         family.shared(&[&format!("{i}{}", "x".repeat(4000))]).inc();
     }
     let mut stalled = Vec::new();
+    // 100 clients, fifty for each scrape that may run.
     for _ in 0..100 {
         let mut tcp = TcpStream::connect(f.addresses.metrics).await.unwrap();
         tcp.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -195,6 +197,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
             .contains("canal_metrics_scrapes_refused_total")
     );
     // Clients that do not read are closed, and others are served.
+    // The five seconds beyond WRITE_TIMEOUT are a margin for the scrape that follows.
     let end =
         std::time::Instant::now() + canal_timing::deadline(WRITE_TIMEOUT + Duration::from_secs(5));
     while get(f.addresses.metrics, "GET /metrics").await.0 != 200 {
@@ -227,6 +230,7 @@ async fn every_path_answers() {
                 Err("no configuration yet".into())
             }
         })
+        // The time of the drain is long, since the test ends it by `force`.
         .quit(trigger.clone(), Duration::from_secs(60))
         .version("1.2.3")
         .route(Method::GET, "/echo", |r| {
@@ -247,6 +251,7 @@ async fn every_path_answers() {
         ("GET /version", 200, "1.2.3"),
         ("GET /nothing", 404, "GET /version"),
         ("GET /quitquitquit", 405, "use POST"),
+        // Invalid escapes, %zz and %4, stay as they are.
         ("GET /echo?x=1&q=a%20b%2Bc+d%zz%4", 200, "a b+c d%zz%4"),
     ] {
         let (got, body) = get(address, line).await;
@@ -274,8 +279,10 @@ async fn a_stream_ends_when_the_client_leaves() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (_trigger, drain) = drain::tree();
+    // The channel holds the one message that the stream has ended.
     let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let routes = AdminRoutes::new().route(Method::GET, "/tap", move |_| {
+        // Four lines are buffered; a client that leaves is noticed when a write fails.
         let (lines, body) = tokio::sync::mpsc::channel(4);
         let sender = sender.clone();
         tokio::spawn(async move {
@@ -299,6 +306,7 @@ async fn a_stream_ends_when_the_client_leaves() {
         .await
         .unwrap();
     let mut seen = String::new();
+    // Five lines prove that the stream goes on.
     while seen.matches("{\"line\":1}").count() < 5 {
         let mut b = [0; 256];
         let n = tcp.read(&mut b).await.unwrap();

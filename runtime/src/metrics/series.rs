@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig, TenantPermit};
+use crate::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig, TenantPermit};
 use canal_model::ids::TenantName;
 use canal_model::share::ShareKind;
 use tokio::time::Instant;
@@ -105,7 +105,7 @@ impl FamilyCore {
                 kind: ShareKind::MetricSeries,
                 capacity,
                 reserve: 0,
-                give_way: GiveWay::Oldest,
+                revocation_order: RevocationOrder::OldestFirst,
             })
         };
         Self {

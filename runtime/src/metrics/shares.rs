@@ -168,7 +168,7 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
 
 #[cfg(test)]
 mod tests {
-    use crate::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+    use crate::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
     use canal_model::share::ShareKind;
 
     use super::SHARE_HOLDERS_MAX;
@@ -180,7 +180,7 @@ mod tests {
             kind,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         })
     }
 

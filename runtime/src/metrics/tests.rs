@@ -145,10 +145,12 @@ fn a_full_family_evicts_series_of_the_largest_tenant_without_loss() {
     let r = Registry::new();
     let family = r.counters(MetricFamily {
         series_max: 20,
+        // The limit is as many series as alpha takes below.
         ..REQUESTS
     });
     let mut shares = Shares::default();
     shares.set(
+        // Alpha's share is everything, so it fills the family before beta comes.
         canal_model::share::ShareKind::MetricSeries,
         "100%".parse().unwrap(),
     );
@@ -164,7 +166,9 @@ fn a_full_family_evicts_series_of_the_largest_tenant_without_loss() {
     assert_eq!(lines(&r, "requests_total{tenant=\"beta\"").len(), 2);
     // An old handle of a series that gave way counts in the tenant's `other` series.
     held.iter().for_each(Counter::inc);
+    // Each of the 20 counters was incremented twice.
     assert_eq!(sum(&r, "requests_total{tenant=\"alpha\""), 40);
+    // Two series gave way, each with a count of 2.
     assert_eq!(
         sum(&r, "requests_total{tenant=\"alpha\",code=\"other\"}"),
         4

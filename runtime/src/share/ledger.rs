@@ -7,7 +7,9 @@ use canal_model::share::{Share, ShareKind};
 use tokio::sync::watch;
 
 use super::threshold::{decide_applies, decide_free_needed};
-use super::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
+use super::{
+    RevocationOrder, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage,
+};
 
 /// Maximum number of holders that have no permits and are listed only for their refusals. When
 /// there are more, the networks among them are dropped, and the others too if networks are less
@@ -53,7 +55,7 @@ pub(super) struct Ledger {
     kind: ShareKind,
     capacity: u64,
     reserve: u64,
-    give_way: GiveWay,
+    revocation_order: RevocationOrder,
     default_share: Share,
     shares: BTreeMap<ShareHolder, Share>,
     accounts: HashMap<ShareHolder, Account>,
@@ -75,7 +77,7 @@ impl Ledger {
             kind: config.kind,
             capacity: config.capacity,
             reserve: config.reserve.min(config.capacity),
-            give_way: config.give_way,
+            revocation_order: config.revocation_order,
             default_share: config.kind.default_share(),
             shares: BTreeMap::new(),
             accounts: HashMap::new(),
@@ -238,7 +240,7 @@ impl Ledger {
 
     fn revocable(&self, holder: &ShareHolder) -> Option<Revocable<'_>> {
         let ids = self.accounts.get(holder)?.revocable.keys();
-        Some(if self.give_way == GiveWay::Oldest {
+        Some(if self.revocation_order == RevocationOrder::OldestFirst {
             Box::new(ids)
         } else {
             Box::new(ids.rev())

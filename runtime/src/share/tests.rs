@@ -8,12 +8,12 @@ use super::*;
 /// A kind without a threshold, for the tests of what is independent of it.
 const KIND: ShareKind = ShareKind::ConfigurationBytes;
 
-fn limit(capacity: u64, reserve: u64, give_way: GiveWay) -> TenantLimit {
+fn limit(capacity: u64, reserve: u64, revocation_order: RevocationOrder) -> TenantLimit {
     let limit = TenantLimit::new(TenantLimitConfig {
         kind: KIND,
         capacity,
         reserve,
-        give_way,
+        revocation_order,
     });
     limit.set_default_share(Share::Percent(50));
     limit
@@ -34,7 +34,7 @@ fn used(limit: &TenantLimit, holder: &ShareHolder) -> u64 {
 
 #[test]
 fn a_tenant_uses_up_to_its_share_and_returns_it() {
-    let limit = limit(10, 0, GiveWay::Oldest);
+    let limit = limit(10, 0, RevocationOrder::OldestFirst);
     let alpha = tenant("alpha");
     let held: Vec<_> = (0..5).map(|_| limit.take(&alpha, 1).unwrap()).collect();
     assert_eq!(limit.take(&alpha, 1).unwrap_err(), ShareRefusal::Share);
@@ -50,7 +50,7 @@ fn a_tenant_uses_up_to_its_share_and_returns_it() {
 
 #[test]
 fn a_tenant_with_its_own_share_can_use_all_of_it() {
-    let limit = limit(100, 0, GiveWay::Oldest);
+    let limit = limit(100, 0, RevocationOrder::OldestFirst);
     let mut shares = Shares::default();
     shares.set(KIND, Share::Amount(80));
     let name = "alpha".parse().unwrap();
@@ -64,7 +64,7 @@ fn a_tenant_with_its_own_share_can_use_all_of_it() {
 
 #[tokio::test]
 async fn displacing_take_revokes_the_holders_own_oldest_permit() {
-    let limit = limit(10, 0, GiveWay::Oldest);
+    let limit = limit(10, 0, RevocationOrder::OldestFirst);
     let (alpha, beta) = (tenant("alpha"), tenant("beta"));
     let fixed = limit.take(&alpha, 1).unwrap();
     let flood: Vec<_> = (0..4)
@@ -94,7 +94,7 @@ async fn displacing_take_revokes_the_holders_own_oldest_permit() {
 
 #[tokio::test]
 async fn revocable_permit_is_revoked_and_fixed_one_is_not() {
-    let limit = limit(2, 0, GiveWay::Oldest);
+    let limit = limit(2, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Percent(100));
     let alpha = tenant("alpha");
     let (mut first, mut second) = (
@@ -121,7 +121,7 @@ async fn revocable_permit_is_revoked_and_fixed_one_is_not() {
 
 #[test]
 fn written_share_overrides_the_processs_default() {
-    let limit = limit(100, 0, GiveWay::Oldest);
+    let limit = limit(100, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Amount(10));
     let mut shares = Shares::default();
     // The written value equals the table's default.
@@ -137,7 +137,7 @@ fn written_share_overrides_the_processs_default() {
 
 #[test]
 fn reserve_is_only_the_providers() {
-    let limit = limit(10, 4, GiveWay::Oldest);
+    let limit = limit(10, 4, RevocationOrder::OldestFirst);
     let _a = limit.take(&tenant("alpha"), 3).unwrap();
     let _b = limit.take(&tenant("beta"), 3).unwrap();
     assert_eq!(
@@ -153,7 +153,7 @@ fn reserve_is_only_the_providers() {
 
 #[tokio::test]
 async fn full_limit_revokes_the_oldest_permit_of_the_largest_holder() {
-    let limit = limit(4, 0, GiveWay::Oldest);
+    let limit = limit(4, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Percent(100));
     let alpha: Vec<_> = (0..3)
         .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
@@ -179,7 +179,7 @@ async fn full_limit_revokes_the_oldest_permit_of_the_largest_holder() {
 
 #[test]
 fn a_full_limit_revokes_the_newest_permit_if_so_configured() {
-    let limit = limit(3, 0, GiveWay::Newest);
+    let limit = limit(3, 0, RevocationOrder::NewestFirst);
     limit.set_default_share(Share::Percent(100));
     let alpha: Vec<_> = (0..3)
         .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
@@ -196,7 +196,7 @@ fn a_full_limit_revokes_the_newest_permit_if_so_configured() {
 
 #[test]
 fn equal_holders_do_not_throw_each_other_out() {
-    let limit = limit(4, 0, GiveWay::Oldest);
+    let limit = limit(4, 0, RevocationOrder::OldestFirst);
     let _alpha: Vec<_> = (0..2)
         .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
         .collect();
@@ -212,7 +212,7 @@ fn equal_holders_do_not_throw_each_other_out() {
 
 #[test]
 fn fixed_permit_is_never_revoked() {
-    let limit = limit(2, 0, GiveWay::Oldest);
+    let limit = limit(2, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Percent(100));
     let mut alpha: Vec<_> = (0..2)
         .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
@@ -227,7 +227,7 @@ fn fixed_permit_is_never_revoked() {
 
 #[test]
 fn refused_take_revokes_no_permit() {
-    let limit = limit(10, 0, GiveWay::Oldest);
+    let limit = limit(10, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Percent(100));
     let alpha: Vec<_> = (0..6)
         .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
@@ -252,7 +252,7 @@ fn refused_take_revokes_no_permit() {
 
 #[test]
 fn several_large_holders_lose_permits_in_turn() {
-    let limit = limit(12, 0, GiveWay::Newest);
+    let limit = limit(12, 0, RevocationOrder::NewestFirst);
     limit.set_default_share(Share::Percent(100));
     let held = |name: &str, count: u64| {
         (0..count)
@@ -283,7 +283,7 @@ fn several_large_holders_lose_permits_in_turn() {
 
 #[test]
 fn replacing_take_that_is_refused_revokes_none_of_its_own() {
-    let limit = limit(10, 0, GiveWay::Oldest);
+    let limit = limit(10, 0, RevocationOrder::OldestFirst);
     let alpha = tenant("alpha");
     let _kept = limit.take(&alpha, 3).unwrap();
     let own = [(); 2].map(|()| limit.take_replacing(&alpha, 1).unwrap());
@@ -299,7 +299,7 @@ fn replacing_take_that_is_refused_revokes_none_of_its_own() {
 
 #[test]
 fn revocations_of_forgotten_holders_are_still_reported() {
-    let limit = limit(1, 0, GiveWay::Oldest);
+    let limit = limit(1, 0, RevocationOrder::OldestFirst);
     limit.set_default_share(Share::Percent(100));
     let network = |n: u32| ShareHolder::Network(ipnet::Ipv4Net::new(n.into(), 32).unwrap().into());
     // Alpha is refused once and loses one permit; each network loses one permit to its next take.
@@ -335,7 +335,7 @@ fn revocations_of_forgotten_holders_are_still_reported() {
 
 #[test]
 fn refusals_of_endless_sources_do_not_fill_the_memory() {
-    let limit = limit(2, 0, GiveWay::Oldest);
+    let limit = limit(2, 0, RevocationOrder::OldestFirst);
     let _all = limit.take(&ShareHolder::Provider, 2).unwrap();
     for n in 0..20_000u32 {
         let source = ShareHolder::Network(ipnet::Ipv4Net::new(n.into(), 32).unwrap().into());
@@ -380,7 +380,7 @@ fn revoked(limit: &TenantLimit) -> u64 {
 proptest! {
     #[test]
     fn no_history_breaks_the_bounds(capacity in 1..24u64, reserve in 0..8u64, steps in prop::collection::vec(step(), 0..80)) {
-        let limit = limit(capacity, reserve, GiveWay::Oldest);
+        let limit = limit(capacity, reserve, RevocationOrder::OldestFirst);
         let mut permits: Vec<TenantPermit> = Vec::new();
         for step in steps {
             let len = permits.len().max(1);
@@ -454,6 +454,7 @@ fn use_of(kind: ShareKind) -> PermitUse {
         // the planner's addresses, and `canal_model::share::decide_omitted`.
         ShareKind::GatewayRequests
         | ShareKind::GatewayDelayedRequests
+        | ShareKind::GatewayMirroredRequests
         | ShareKind::GatewayBodyBytes
         | ShareKind::GatewayCpu
         | ShareKind::AccessLogBytes
@@ -491,7 +492,7 @@ fn limit_of(kind: ShareKind, whole: u64) -> TenantLimit {
         kind,
         capacity,
         reserve: capacity / 10,
-        give_way: GiveWay::Oldest,
+        revocation_order: RevocationOrder::OldestFirst,
     })
 }
 
@@ -501,7 +502,7 @@ fn no_kind_lacks_a_case() {
         .iter()
         .filter(|kind| use_of(**kind) == PermitUse::Elsewhere)
         .count();
-    assert_eq!(elsewhere, 7);
+    assert_eq!(elsewhere, 8);
     for kind in ShareKind::ALL.iter().copied() {
         let applies =
             [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));
@@ -588,7 +589,7 @@ fn a_holder_at_its_share_replaces_only_its_own_oldest() {
         kind: ShareKind::GatewayUnauthenticated,
         capacity: 8,
         reserve: 0,
-        give_way: GiveWay::Oldest,
+        revocation_order: RevocationOrder::OldestFirst,
     };
     let limit = TenantLimit::new(config);
     let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
@@ -623,7 +624,7 @@ fn a_holder_at_its_share_replaces_only_its_own_oldest() {
 
 #[test]
 fn written_share_holds_against_another_default() {
-    let limit = limit(100, 0, GiveWay::Oldest);
+    let limit = limit(100, 0, RevocationOrder::OldestFirst);
     let mut shares = Shares::default();
     shares.set(KIND, Share::Amount(50));
     limit.set_default_share(Share::Percent(10));

@@ -70,8 +70,8 @@ impl ProductPage {
                 &self.body(&details.json, &reviews.json),
             )
         } else {
-            let whole = json!({ "details": details.json, "reviews": reviews.json });
-            answer::json(StatusCode::OK, &signed(&self.pod, whole))
+            let page_json = json!({ "details": details.json, "reviews": reviews.json });
+            answer::json(StatusCode::OK, &signed(&self.pod, page_json))
         };
         let served_by = reviews
             .served_by

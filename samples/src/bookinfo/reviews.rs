@@ -81,7 +81,7 @@ impl Reviews {
             let count: &Value = &reply.json["ratings"][reviewer.as_str()];
             review["rating"] = json!({ "stars": count, "color": stars.color });
         }
-        let whole = json!({ "id": id, "reviews": reviews, "ratings": reply.json });
-        answer::json(StatusCode::OK, &signed(&self.pod, whole))
+        let body_json = json!({ "id": id, "reviews": reviews, "ratings": reply.json });
+        answer::json(StatusCode::OK, &signed(&self.pod, body_json))
     }
 }

@@ -154,6 +154,7 @@ pub(crate) fn judge_file(
         .collect();
     let mut diagnostics = parsed.diagnostics;
     diagnostics.extend(compiled(surroundings, parsed.documents));
+    // A document ends where the next one begins, and diagnostics give line numbers.
     let ends = chunks.iter().skip(1).map(|(line, _)| *line);
     let ends: Vec<usize> = ends.chain([usize::MAX]).collect();
     let judge = |((line, text), end): (&(usize, &str), usize)| {
@@ -162,11 +163,14 @@ pub(crate) fn judge_file(
             .iter()
             .filter(|diagnostic| line_in(diagnostic, path).is_some_and(|at| lines.contains(&at)))
             .collect();
+        // A document with neither a diagnostic nor an object was skipped silently, which is a
+        // problem too.
         let problem = match worst(&own) {
             Some(diagnostic) => Some((diagnostic.field.clone(), diagnostic.problem.clone())),
             None if origins.iter().any(|at| lines.contains(at)) => None,
             None => Some((String::new(), "Canal makes no object of it".to_owned())),
         };
+        // Istio and Gateway API demand a status for such an object, so it counts as loaded.
         let has_status = problem.is_none()
             && own
                 .iter()

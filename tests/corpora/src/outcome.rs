@@ -5,7 +5,7 @@ use canal_model::diagnostic::Diagnostic;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 25] = [
+const DEMANDED: [(&str, &str); 28] = [
     (
         "there is no Gateway ",
         "ParentReference.name: a route without its parent waits for it, without a condition",
@@ -41,6 +41,19 @@ const DEMANDED: [(&str, &str); 25] = [
     (
         "does not allow ",
         "ReferenceGrant: ResolvedRefs RefNotPermitted",
+    ),
+    // A route on a listener that is closed for one of these reasons waits for it.
+    (
+        "no ReferenceGrant lets ",
+        "ListenerConditionReason RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        "there is no Secret ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+    ),
+    (
+        "a certificate cannot be a ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
     ),
     (
         "has no listener named ",

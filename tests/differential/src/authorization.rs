@@ -154,7 +154,7 @@ impl PolicyComparison {
             workload: Some((&workload.namespace, &workload.labels)),
             service,
         };
-        let place =
+        let policy_destination =
             PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
         let expected: Vec<&Authorization> = self
             .tenant
@@ -166,9 +166,10 @@ impl PolicyComparison {
         let own: Vec<_> = program
             .authorizations
             .iter()
-            .filter(|policy| guard::applies(&policy.target, &place))
+            .filter(|policy| guard::applies(&policy.target, &policy_destination))
             .cloned()
             .collect();
+        // The order is compared too, because decisions name the policy that decided.
         if !own
             .iter()
             .map(|policy| &policy.key)
@@ -187,7 +188,7 @@ impl PolicyComparison {
         }
         let set = PolicySet::new(&own);
         for facts in facts {
-            one(&set, &expected, facts, tally)
+            compare_decision(&set, &expected, facts, tally)
                 .map_err(|why| format!("{why}\n{facts:#?}\n{expected:#?}"))?;
         }
         Ok(())
@@ -203,10 +204,10 @@ impl PolicyComparison {
             workload: Some((&workload.namespace, &workload.labels)),
             service: None,
         };
-        let place = PolicyDestination::workload(&workload.namespace, &workload.labels);
+        let policy_destination = PolicyDestination::workload(&workload.namespace, &workload.labels);
         for port in [1, 80, 81, 8080] {
             let expected = oracle::peer_mode(&self.tenant.peers, &destination, port);
-            let mode = guard::peer_mode(&program.peers, &place, port);
+            let mode = guard::peer_mode(&program.peers, &policy_destination, port);
             if mode != expected {
                 return Err(format!(
                     "{} port {port}: the guard says {mode:?}, the oracle {expected:?}\n{:#?}",
@@ -225,23 +226,23 @@ impl PolicyComparison {
 }
 
 /// Compares one decision, and those that follow it while authorizers allow.
-fn one(
+fn compare_decision(
     set: &PolicySet,
     plain: &[&Authorization],
     facts: &OracleFacts,
     tally: &mut AuthorizationTally,
 ) -> Result<(), String> {
-    let known = OracleAttributes(facts);
-    let (mut asked, mut agreed) = (ExtAuthzProgress::default(), BTreeSet::<PolicyKey>::new());
-    let mut verdict = set.decide(&known);
+    let attributes = OracleAttributes(facts);
+    let (mut progress, mut granted) = (ExtAuthzProgress::default(), BTreeSet::<PolicyKey>::new());
+    let mut verdict = set.decide(&attributes);
     loop {
-        let expected = oracle::decide(plain, facts, &agreed);
+        let expected = oracle::decide(plain, facts, &granted);
         tally.comparisons += 1;
         *tally.verdicts.entry(kind(&expected)).or_default() += 1;
-        let said = same(&verdict);
-        if said != expected {
+        let actual = same(&verdict);
+        if actual != expected {
             return Err(format!(
-                "the guard says {said:?} after {asked:?}, the oracle {expected:?}"
+                "the guard says {actual:?} after {progress:?}, the oracle {expected:?}"
             ));
         }
         let guard::AuthorizationDecision::CallAuthorizer {
@@ -250,27 +251,29 @@ fn one(
         else {
             break;
         };
-        agreed.insert(authorizer.clone());
-        asked = then;
-        verdict = set.decide_after(&known, asked);
+        // Each authorizer allows the request here, so that every later decision is compared as
+        // well.
+        granted.insert(authorizer.clone());
+        progress = then;
+        verdict = set.decide_after(&attributes, progress);
     }
-    let mut seen = Vec::new();
-    set.observe(&known, &mut |hit| {
+    let mut observed = Vec::new();
+    set.observe(&attributes, &mut |hit| {
         let kind = match hit.kind {
             ShadowKind::Audit => OracleShadowMatch::Audit,
             ShadowKind::WouldDeny => OracleShadowMatch::WouldDeny,
             ShadowKind::WouldAllow => OracleShadowMatch::WouldAllow,
             ShadowKind::WouldCallAuthorizer => OracleShadowMatch::WouldCallAuthorizer,
         };
-        seen.push((hit.policy.clone(), hit.rule, kind));
+        observed.push((hit.policy.clone(), hit.rule, kind));
     });
     let expected = oracle::hits(plain, facts);
     tally.hits += expected.len();
-    if seen == expected {
+    if observed == expected {
         Ok(())
     } else {
         Err(format!(
-            "the guard observes {seen:?}, the oracle {expected:?}"
+            "the guard observes {observed:?}, the oracle {expected:?}"
         ))
     }
 }

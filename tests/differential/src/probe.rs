@@ -29,9 +29,9 @@ fn of_service(service: &ServiceIr) -> Vec<OracleRequest> {
             .filter(|rule| rule.parent_port.is_none_or(|own| own == port))
         {
             for http in &rule.matches {
-                let held = holding(service, port, rule, http);
-                found.extend(bent(&held));
-                found.push(held);
+                let matching = build_matching(service, port, rule, http);
+                found.extend(build_variants(&matching));
+                found.push(matching);
             }
         }
     }
@@ -53,12 +53,18 @@ fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
 
 /// Returns a request that matches, unless its regular expressions require words that are unknown
 /// here.
-fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -> OracleRequest {
+fn build_matching(
+    service: &ServiceIr,
+    port: u16,
+    rule: &RouteRule,
+    http: &HttpMatch,
+) -> OracleRequest {
     let path = match &http.path {
         PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => {
             path.clone()
         }
         PathMatch::Regex(_) => fitting(&PATHS, |path| {
+            // The other conditions are removed, so that only the pattern selects the path.
             let alone = HttpMatch {
                 method: None,
                 headers: Vec::new(),
@@ -78,21 +84,22 @@ fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -
     } else {
         format!("{path}?{}", query.join("&"))
     };
-    let mut held = request(service, port, target);
+    let mut matching = request(service, port, target);
     match rule.hosts.first() {
-        Some(HostMatch::Exact(host)) => held.host.clone_from(host),
-        Some(HostMatch::Suffix(domain)) => held.host = format!("any{domain}"),
+        Some(HostMatch::Exact(host)) => matching.host.clone_from(host),
+        Some(HostMatch::Suffix(domain)) => matching.host = format!("any{domain}"),
         None => {}
     }
+    // A match without a method holds for any; `request` sets GET.
     if let Some(method) = &http.method {
-        held.method.clone_from(method);
+        matching.method.clone_from(method);
     }
-    held.headers = http
+    matching.headers = http
         .headers
         .iter()
         .map(|condition| (condition.name.clone(), value(condition, http)))
         .collect();
-    held
+    matching
 }
 
 fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
@@ -133,26 +140,28 @@ fn fitting(words: &[&str], fits: impl Fn(&str) -> bool) -> String {
 }
 
 /// Returns variants of the request that differ in one part each.
-fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
+fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
     let mut found = Vec::new();
-    let mut bend = |change: &dyn Fn(&mut OracleRequest)| {
-        let mut other = held.clone();
+    let mut push_variant = |change: &dyn Fn(&mut OracleRequest)| {
+        let mut other = matching.clone();
         change(&mut other);
-        if other != *held {
+        if other != *matching {
             found.push(other);
         }
     };
-    let (path, query) = held
+    let (path, query) = matching
         .target
         .split_once('?')
-        .map_or((held.target.as_str(), None), |(path, query)| {
+        .map_or((matching.target.as_str(), None), |(path, query)| {
             (path, Some(query))
         });
-    let asks = query.map(|query| format!("?{query}")).unwrap_or_default();
+    let query_suffix = query.map(|query| format!("?{query}")).unwrap_or_default();
     let shorter = path
         .strip_suffix(|_: char| true)
         .filter(|shorter| !shorter.is_empty())
         .unwrap_or("/");
+    // A final slash, a part more, an empty segment, letter case and a part less each select another
+    // rule.
     for other in [
         format!("{path}/"),
         format!("{path}x"),
@@ -161,12 +170,13 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
         path.to_uppercase(),
         shorter.to_owned(),
     ] {
-        bend(&|request| request.target = format!("{other}{asks}"));
+        push_variant(&|request| request.target = format!("{other}{query_suffix}"));
     }
     match query {
+        // An empty query, one without a name, and a repeated name select differently from no query.
         None => ["?", "?1", "?x-a=1&x-a=2"]
             .iter()
-            .for_each(|asked| bend(&|request| request.target = format!("{path}{asked}"))),
+            .for_each(|asked| push_variant(&|request| request.target = format!("{path}{asked}"))),
         Some(query) => {
             let name = query.split(['=', '&']).next().unwrap_or_default();
             for other in [
@@ -175,38 +185,41 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
                 format!("&&{query}?"),
                 name.to_owned(),
             ] {
-                bend(&|request| request.target = format!("{path}?{other}"));
+                push_variant(&|request| request.target = format!("{path}?{other}"));
             }
         }
     }
-    let upper = held.host.to_uppercase();
+    let upper = matching.host.to_uppercase();
+    // A router must ignore letter case, a port and a final dot; the last two are other hosts.
     for other in [
         upper.clone(),
         format!("{upper}:80"),
-        format!("{}.", held.host),
-        format!("x.{}", held.host),
-        format!("x{}", held.host),
+        format!("{}.", matching.host),
+        format!("x.{}", matching.host),
+        format!("x{}", matching.host),
     ] {
-        bend(&|request| request.host.clone_from(&other));
+        push_variant(&|request| request.host.clone_from(&other));
     }
     for method in ["POST", "get", "OPTIONS"] {
-        bend(&|request| request.method = method.to_owned());
+        push_variant(&|request| request.method = method.to_owned());
     }
-    for at in 0..held.headers.len() {
-        bend(&|request| drop(request.headers.remove(at)));
-        bend(&|request| request.headers[at].0.make_ascii_uppercase());
-        bend(&|request| request.headers[at].1.push('z'));
-        bend(&|request| {
+    // Each header is removed, renamed by letter case, given another value, and repeated after and
+    // before.
+    for at in 0..matching.headers.len() {
+        push_variant(&|request| drop(request.headers.remove(at)));
+        push_variant(&|request| request.headers[at].0.make_ascii_uppercase());
+        push_variant(&|request| request.headers[at].1.push('z'));
+        push_variant(&|request| {
             request
                 .headers
-                .push((held.headers[at].0.to_uppercase(), "2".to_owned()))
+                .push((matching.headers[at].0.to_uppercase(), "2".to_owned()))
         });
-        bend(&|request| {
+        push_variant(&|request| {
             request
                 .headers
-                .insert(0, (held.headers[at].0.clone(), String::new()))
+                .insert(0, (matching.headers[at].0.clone(), String::new()))
         });
     }
-    bend(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
+    push_variant(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
     found
 }

@@ -85,10 +85,13 @@ impl RoutingComparison {
             let verdict = format!("forwards {forwarded:?}, not {wanted:?}");
             return differs("the gateway", &verdict);
         }
+        // A comparison of filters counts only where filters changed something.
         tally.filtered += usize::from(wanted.is_some_and(|wanted| {
             (wanted.host, wanted.target) != (request.host.clone(), request.target.clone())
                 || wanted.headers.len() != request.headers.len()
         }));
+        // HTTP/1.1 has its own parser before the router; some requests cannot be written in it
+        // (`None`).
         let over_http1 = self.gateway.decide_http1(request);
         if let Some(verdict) = &over_http1
             && *verdict != expected
@@ -98,6 +101,7 @@ impl RoutingComparison {
                 &format!("{} ({verdict:?})", format_verdict(verdict)),
             );
         }
+        // A node only needs to know whether the service exists: the gateway routes its requests.
         let is_service = expected != RoutingVerdict::NoService;
         if self
             .nodes

@@ -190,6 +190,7 @@ impl GatewayTarget {
                     attempts: matched.attempts().cloned().map(Box::new),
                     faults: matched.faults().copied().map(Box::new),
                     cors: matched.rule().cors.clone(),
+                    mirrors: matched.rule().mirrors.clone(),
                 }
             }
             RouteDecision::Answer(_) => RoutingVerdict::Answer {

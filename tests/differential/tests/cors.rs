@@ -144,6 +144,7 @@ fn rule(policy: &CorsPolicy) -> Arc<RouteRule> {
         attempts: None,
         faults: None,
         cors: Some(Box::new(policy.clone())),
+        mirrors: Vec::new(),
     })
 }
 

@@ -13,11 +13,11 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 /// `make soak PART=compare` builds for release and runs the full number.
-const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 1_500 };
+const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 9_000 };
 const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) {
-    10_000
+    20_000
 } else {
-    50_000
+    1_000_000
 };
 /// Maximum number of requests made from one tenant's rules.
 const PROBES_MAX: usize = 64;

@@ -93,6 +93,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         + certificate
         + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
            spec:\n  gatewayClassName: canal\n  listeners:\n";
+    // Gateways of one to five listeners on two ports and seven hosts conflict now and then.
     let listeners = 1 + draw.below(5);
     for n in 0..listeners {
         let port = draw.of(&PORTS[..2]);
@@ -102,6 +103,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         };
         // Some listeners are closed: of another protocol, without a certificate, or by a conflict.
         let protocol = match (port, draw.below(4)) {
+            // Most listeners on 443 use HTTPS, and few on 80, because mixed protocols conflict.
             (80, 0) | (443, 1..) => "HTTPS",
             _ => "HTTP",
         };
@@ -127,6 +129,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         // A route of each kind may have the same name.
         let name = counts[usize::from(is_grpc)];
         counts[usize::from(is_grpc)] += 1;
+        // Creation times repeat, so that both the older route and, at a tie, the name decide.
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\n\

@@ -59,6 +59,7 @@ fn one_regular_expression() {
     };
     let deepest = REGEX_NESTING_MAX as usize;
     let long = |bytes: usize| "a".repeat(bytes);
+    // Repetitions and alternations nest two levels each: the operator and its group.
     for (what, pattern, accepted) in [
         ("groups", nested(deepest - 1, "(", ")"), true),
         ("groups", nested(deepest + 1, "(", ")"), false),
@@ -82,6 +83,8 @@ fn one_regular_expression() {
         let header = rule(&format!(
             "path: {{value: /h}}, headers: [{{name: x-a, value: '{pattern}', type: RegularExpression}}]"
         ));
+        // The request must match the pattern, or a refused rule would look like one that does not
+        // match.
         let comparison = comparison("[]", &(path + &header));
         let fits = if what == "length" {
             pattern.clone()

@@ -195,6 +195,7 @@ fn random_numbers_give_the_weights_shares() {
 
 #[test]
 fn cycles_are_exact_at_the_edges() {
+    // One share, equal ones, ones without weight, the largest weight, and coprime ones.
     for weights in [
         &[1][..],
         &[1, 1, 1],
@@ -224,6 +225,7 @@ fn cycles_are_exact_at_the_edges() {
             "{weights:?}"
         );
     }
+    // Backends that all have weight 0 are valid configuration, so requests get a status.
     for nothing in [&[][..], &[0], &[0, 0]] {
         assert!(
             matches!(

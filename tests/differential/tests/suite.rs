@@ -9,5 +9,6 @@ mod generated;
 mod guarded;
 mod ingress;
 mod limits;
+mod mirrors;
 mod shares;
 mod weights;

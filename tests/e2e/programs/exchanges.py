@@ -14,7 +14,7 @@ PORT = 8080
 IDLE = 0.020            # s: after it the application closes a connection without a request
 SPREAD = 0.003          # s: how far around that moment the POSTs come
 UPLOAD_BYTES = 5_000_000
-PATIENCE = 10           # s: the first argument
+TIMEOUT = 10            # s: the first argument
 
 seen, closes, lock = {}, [], threading.Lock()
 
@@ -94,7 +94,7 @@ def serve():
 
 def post(host, port, path, body, kept=None):
     """The status, 0 where there is no answer; when the request was sent, and when the answer was there."""
-    conn = kept or http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    conn = kept or http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     sent = time.monotonic()
     try:
         if conn.sock is None:
@@ -115,7 +115,7 @@ def post(host, port, path, body, kept=None):
 
 def race(client, host, port, tries):
     run, results, failed = f"{os.getpid()}-{port}", [], []
-    kept = http.client.HTTPConnection(host, port, timeout=PATIENCE) if client == "kept" else None
+    kept = http.client.HTTPConnection(host, port, timeout=TIMEOUT) if client == "kept" else None
     for n in range(tries):
         status, _, sent, answered = post(host, port, "/", f"{run}-{n}", kept)
         results.append((n, status, sent))
@@ -152,7 +152,7 @@ def upload(client, host, port, tries):
         body.flush()
         for _ in range(tries):
             if client == "curl":
-                words = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "-m", str(PATIENCE), "-H", "Expect:", "--data-binary",
+                words = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "-m", str(TIMEOUT), "-H", "Expect:", "--data-binary",
                          "@" + body.name, f"http://{host}:{port}/413"]
                 failed += subprocess.run(words, capture_output=True, text=True).stdout != "413"
             else:
@@ -161,7 +161,7 @@ def upload(client, host, port, tries):
 
 
 def early(host, port):
-    with socket.create_connection((host, port), timeout=PATIENCE) as conn:
+    with socket.create_connection((host, port), timeout=TIMEOUT) as conn:
         cut = 0
         conn.sendall(f"POST /early HTTP/1.1\r\nhost: {host}\r\ncontent-length: 400000\r\n\r\n".encode())
         try:
@@ -175,7 +175,7 @@ def early(host, port):
         except OSError:
             answer = ""
     # The application may still read; it has stored nothing before it has read all.
-    end, stored = time.monotonic() + PATIENCE, None
+    end, stored = time.monotonic() + TIMEOUT, None
     while stored is None and time.monotonic() < end:
         time.sleep(0.05)
         status, text, *_ = post(host, port, "/seen", "")
@@ -234,7 +234,7 @@ def proxy(name, port, host):
         with open(file, "w") as out:
             out.write(text.format(dir=folder, port=port, host=host))
         child = subprocess.Popen([w.format(file=file, dir=folder) for w in words])
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while time.monotonic() < end and child.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -250,7 +250,7 @@ def proxy(name, port, host):
 
 
 if __name__ == "__main__":
-    PATIENCE, what, *words = int(sys.argv[1]), *sys.argv[2:]
+    TIMEOUT, what, *words = int(sys.argv[1]), *sys.argv[2:]
     if what == "serve":
         serve()
     elif what == "race":

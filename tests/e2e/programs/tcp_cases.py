@@ -12,7 +12,7 @@ from tcp_ends import LIMITS, X, End, error_name, pattern, short
 
 CONTROL_PORT = 7099
 BASES = (7100, 7200)
-SOON = 0.6              # "at once" on a loaded machine
+AT_ONCE_WITHIN = 0.6    # "at once" on a loaded machine
 RESET_WITHIN = 5        # s: a host's reset of a connection that it does not know arrives
 BIG = 20_000_000
 LEFT_OUT = "left out"
@@ -280,7 +280,7 @@ class Dialer:
         ask_server(self.arguments["control"], f"accepted {self.base} {CASES[self.port - self.base][0]}")
 
     def say_time(self, took):
-        self.times.append("at once" if took < SOON else "within 2 s" if took < 2 else "later")
+        self.times.append("at once" if took < AT_ONCE_WITHIN else "within 2 s" if took < 2 else "later")
 
     def try_connect(self, address, port=None):
         """Says only whether it failed in connect(), and with which of the two kinds of refusal."""

@@ -29,7 +29,7 @@ impl ClientOutcome {
     }
 
     /// Returns the standard output. Panics with the command's output if it did not end with 0.
-    pub fn ok(self) -> String {
+    pub fn expect_success(self) -> String {
         assert_eq!(
             self.code,
             Some(0),

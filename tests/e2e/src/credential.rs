@@ -240,6 +240,7 @@ impl TestAuthority {
         params.not_after = now + Duration::seconds(leaf.not_after);
         params.serial_number = Some(SerialNumber::from(vec![leaf.serial]));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // A certificate for code signing only tests that peers check the extended key usage.
         params.extended_key_usages = match leaf.for_tls {
             true => vec![
                 ExtendedKeyUsagePurpose::ServerAuth,
@@ -250,6 +251,8 @@ impl TestAuthority {
         if leaf.authority {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         }
+        // An unknown extension of a private enterprise number makes the certificate as large as
+        // asked.
         if leaf.padding > 0 {
             params.custom_extensions = vec![CustomExtension::from_oid_content(
                 &[1, 3, 6, 1, 4, 1, 99999, 1],

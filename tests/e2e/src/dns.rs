@@ -85,9 +85,9 @@ pub fn query_udp_within(
     socket.set_read_timeout(Some(timeout)).ok()?;
     socket.connect((server, PORT)).ok()?;
     socket.send(question).ok()?;
-    let mut room = [0; 2048];
-    let length = socket.recv(&mut room).ok()?;
-    read(&room[..length])
+    let mut buffer = [0; 2048];
+    let length = socket.recv(&mut buffer).ok()?;
+    read(&buffer[..length])
 }
 
 /// Sends the query over TCP (RFC 1035 4.2.2).

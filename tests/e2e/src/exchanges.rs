@@ -22,7 +22,7 @@ const PROXY_PORT: &str = "8090";
 /// Other proxies that are measured if this machine has them.
 const PROXIES: [&str; 3] = ["nginx", "haproxy", "envoy"];
 /// Maximum time that a client of the program waits for a response.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Parts into which the uploads of one client are divided.
 const UPLOAD_BATCHES: u64 = 10;
 
@@ -86,8 +86,8 @@ fn with_command<T>(words: &[&str], work: impl FnOnce(&[&str]) -> T) -> T {
         .join("tests/e2e/programs/exchanges.py")
         .display()
         .to_string();
-    let patience = deadline(PATIENCE).as_secs().to_string();
-    work(&[&["python3", "-B", &program, &patience][..], words].concat())
+    let timeout = deadline(EXCHANGE_TIMEOUT).as_secs().to_string();
+    work(&[&["python3", "-B", &program, &timeout][..], words].concat())
 }
 
 /// Returns the sum of a figure over all batches.

@@ -111,8 +111,8 @@ impl ConnectionFlood<'_> {
                 continue;
             };
             report.connections_opened += 1;
-            let held = timeout_at(ends, hold(&self.hold, tcp, permit)).await;
-            if let Ok(Err(_)) = held {
+            let ended = timeout_at(ends, hold(&self.hold, tcp, permit)).await;
+            if let Ok(Err(_)) = ended {
                 report.refused += 1;
                 sleep(Duration::from_millis(50)).await;
             }
@@ -136,6 +136,7 @@ async fn hold(
             tcp.write_all(bytes).await?;
             drop(opening);
         }
+        // A drip may take the whole flood, so it must not keep other connections from opening.
         Hold::Drip(bytes, apart) => {
             drop(opening);
             for byte in bytes {
@@ -144,6 +145,8 @@ async fn hold(
             }
         }
         Hold::Flood(bytes) => {
+            // The peer or the end of the flood stops the loop: both make the write fail or cancel
+            // it.
             drop(opening);
             loop {
                 tcp.write_all(bytes).await?;

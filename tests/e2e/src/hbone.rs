@@ -145,6 +145,7 @@ pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: 
         }
         load
     };
+    // All clients share one thread, which runs in the host's network namespace.
     let all = || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -62,7 +62,7 @@ impl Icmp {
 
     /// Returns the next packet within this time, if there is one.
     pub fn receive(&self, within: Duration) -> Option<IcmpPacket> {
-        let (started, mut room) = (Instant::now(), [0; 2048]);
+        let (started, mut buffer) = (Instant::now(), [0; 2048]);
         loop {
             let left = within
                 .checked_sub(started.elapsed())
@@ -70,9 +70,9 @@ impl Icmp {
             self.socket
                 .set_read_timeout(Some(left))
                 .expect("a time that is not zero");
-            match self.socket.recv_from(&mut room) {
+            match self.socket.recv_from(&mut buffer) {
                 Ok((length, from)) => {
-                    if let Some(received) = read(&room[..length], from.ip(), self.is_v6) {
+                    if let Some(received) = read(&buffer[..length], from.ip(), self.is_v6) {
                         return Some(received);
                     }
                 }

@@ -14,8 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 /// Length of a P-256 scalar in bytes.
 const SCALAR: usize = 32;
 /// Memory is read in chunks of this size, which overlap by the length of a key.
-const PIECE: usize = 4 << 20;
-const OVERLAP: usize = 4096;
+const CHUNK_BYTES: usize = 4 << 20;
+const OVERLAP_BYTES: usize = 4096;
 /// Memory that was never written is skipped in units of this size.
 const PAGE: usize = 4096;
 /// Minimum number of different bytes among 32. Random bytes repeat so rarely that one key in 10^9
@@ -71,26 +71,30 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
         let number = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
         let (mut at, end) = (number(from), number(to));
         while at < end {
-            let mut piece = vec![0; PIECE.min((end - at) as usize)];
+            let mut chunk = vec![0; CHUNK_BYTES.min((end - at) as usize)];
             // A page may vanish meanwhile; unreadable memory contains nothing.
-            let length = memory.read_at(&mut piece, at).unwrap_or(0);
+            let length = memory.read_at(&mut chunk, at).unwrap_or(0);
             if length == 0 {
                 break;
             }
             found.extend(
-                in_bytes(&piece[..length], publics)
+                in_bytes(&chunk[..length], publics)
                     .into_iter()
                     .map(|owner| FoundKey {
                         owner,
                         location: format!("memory {line}"),
                     }),
             );
-            at += (length.max(OVERLAP + 1) - OVERLAP) as u64;
-            if length <= OVERLAP {
+            // The next chunk begins before the end of this one, so that no key is cut at the
+            // border.
+            at += (length.max(OVERLAP_BYTES + 1) - OVERLAP_BYTES) as u64;
+            // A chunk within the overlap is the region's last; stepping on would read it again.
+            if length <= OVERLAP_BYTES {
                 break;
             }
         }
     }
+    // The overlap is searched twice.
     found.sort();
     found.dedup();
     found
@@ -227,6 +231,8 @@ mod tests {
             .expect("the key")
             + 5;
         let scalar = &private[at..at + SCALAR];
+        // The search reads scalars at aligned addresses, and big numbers in the library's word
+        // order.
         let backwards: Vec<u8> = scalar.iter().rev().copied().collect();
         let aligned = |middle: &[u8]| [&[0; 64][..], middle, &[0; 64]].concat();
         for (what, bytes, expected) in [
@@ -250,6 +256,7 @@ mod tests {
                 credential.chain.clone().into_bytes(),
                 false,
             ),
+            // Half a key, and its public part, must not be reported.
             ("half of it", aligned(&scalar[..16]), false),
         ] {
             assert_eq!(

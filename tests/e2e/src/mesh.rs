@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::ClientOutcome;
 
-/// The whole mesh must be ready and configured within this time.
-const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+/// The mesh must be ready and configured within this time.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Maximum run time of a test's client.
 const CLIENT_TIME_MAX: Duration = Duration::from_secs(170);
 /// Address where every program of the mesh serves its metrics.
@@ -138,10 +138,10 @@ impl Mesh {
         bin("canal");
         let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh = Self { world };
-        if let Err(e) = mesh.world.wait_ready(deadline(WHOLE_WITHIN)) {
+        if let Err(e) = mesh.world.wait_ready(deadline(READY_WITHIN)) {
             panic!("{name}: {e}\n{}", mesh.logs());
         }
-        mesh.converge(deadline(WHOLE_WITHIN));
+        mesh.converge(deadline(READY_WITHIN));
         mesh
     }
 
@@ -273,7 +273,7 @@ impl Mesh {
         let hosts = self.world.hosts().unwrap_or_default();
         let names = hosts
             .iter()
-            .filter(|host| host.environment.kind == kind && host.pulse.pid.is_some())
+            .filter(|host| host.environment.kind == kind && host.process.pid.is_some())
             .map(|host| &host.environment.name);
         names.map(|name| self.counted(name, family, labels)).sum()
     }
@@ -342,7 +342,7 @@ impl Mesh {
             "-f",
             &file.to_string_lossy(),
         ])
-        .ok();
+        .expect_success();
     }
 
     /// Returns the replicas of an AZ that receive a service's new sessions, in the current plan.

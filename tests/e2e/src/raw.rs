@@ -51,14 +51,15 @@ pub fn raw(
         .spawn()
         .unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
     let mut out = child.stdout.take().expect("it was started with pipes");
-    let (mut received, mut piece) = (Vec::new(), [0; 4096]);
+    let (mut received, mut chunk) = (Vec::new(), [0; 4096]);
+    // The script's own limit of two seconds ends the output, so the read needs no timeout.
     while !is_over(&received) {
         match out
-            .read(&mut piece)
+            .read(&mut chunk)
             .unwrap_or_else(|e| panic!("{pod}: bash: {e}"))
         {
             0 => break,
-            length => received.extend_from_slice(&piece[..length]),
+            length => received.extend_from_slice(&chunk[..length]),
         }
     }
     // The script ends when its input ends.

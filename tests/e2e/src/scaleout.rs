@@ -203,12 +203,14 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
     let loaded: Vec<String> = (0..CLIENTS - 1).map(client).collect();
     let loads: Vec<Child> = loaded
         .iter()
+        // 24 requests per second use each of the 160 connections within seven seconds.
         .map(|client| load(mesh, client, &["-r", "24", "-c", CONNECTIONS]))
         .collect();
     let begun = Instant::now();
     let (service, before) = heads(mesh);
     let mut count = 0;
     until(
+        // Each bucket must have a tunnel before the tier grows, so that its requests can move.
         deadline(SETTLED_WITHIN),
         "the tunnels cover every bucket",
         || {
@@ -253,6 +255,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
         .zip(loads)
         .map(|(client, child)| failed_of(mesh, client, child))
         .sum();
+    // A single busy client must profit from new replicas too, however it connects.
     let alone = [
         (
             "persistent connections",
@@ -308,16 +311,16 @@ fn count_shares(mesh: &Mesh, is_timed: bool) -> (u64, Vec<ReplicaShare>) {
     let asked: u64 = all()
         .map(|name| mesh.counted(name, "canal_gateway_rebalanced_connections_total", &[]))
         .sum();
-    let whole: u64 = counted.values().sum();
+    let total: u64 = counted.values().sum();
     println!(
-        "{whole} requests: {counted:?}; heads {heads:?}; {asked} connections were asked to leave"
+        "{total} requests: {counted:?}; heads {heads:?}; {asked} connections were asked to leave"
     );
     let share = |(name, _): (&str, &str)| ReplicaShare {
         replica: name.to_owned(),
-        of_requests: counted[name] as f64 / whole as f64,
+        of_requests: counted[name] as f64 / total as f64,
         of_heads: heads[name] as f64 / BUCKETS as f64,
     };
-    (whole, MORE.into_iter().map(share).collect())
+    (total, MORE.into_iter().map(share).collect())
 }
 
 /// Runs one client alone until it has reached most of the replicas, or the time for that is over.

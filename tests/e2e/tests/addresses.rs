@@ -14,13 +14,14 @@ use serde_json::Value;
 const CLIENT: &str = "alpha/default/client-0";
 const OTHER: &str = "alpha/default/other-0";
 const BARE: &str = "alpha/default/bare-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("addresses.yaml", "e2e-addresses");
-        until(deadline(SOON), "every service answers", || {
+        until(deadline(STEP_TIMEOUT), "every service answers", || {
             (10..14).all(|n| mesh.code(CLIENT, &url(n), &[]) == 200)
         });
         mesh
@@ -188,7 +189,7 @@ fn plaintext_client_is_seen_by_guarded_application() {
         address(CLIENT, true),
         "and over the mesh"
     );
-    until(deadline(SOON), "the node reports the pod", || {
+    until(deadline(STEP_TIMEOUT), "the node reports the pod", || {
         mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1
     });
     assert_eq!(
@@ -207,7 +208,7 @@ fn remote_ip_blocks_match_the_client_pods_address() {
         &addresses.replace("ADDRESS", &address(OTHER, true).to_string()),
     );
     let code = |pod: &str| mesh().code(pod, &url(12), &[]);
-    until(deadline(SOON), "the one address is denied", || {
+    until(deadline(STEP_TIMEOUT), "the one address is denied", || {
         code(OTHER) == 0
     });
     assert_eq!(code(CLIENT), 200, "another pod of the same identity");
@@ -219,8 +220,10 @@ fn remote_ip_blocks_match_the_client_pods_address() {
             "authorizationpolicy",
             "own-only",
         ])
-        .ok();
-    until(deadline(SOON), "nothing is denied", || code(OTHER) == 200);
+        .expect_success();
+    until(deadline(STEP_TIMEOUT), "nothing is denied", || {
+        code(OTHER) == 200
+    });
 }
 
 /// Sentinel and Cluster read the other Redis's own address.
@@ -237,8 +240,10 @@ fn redis_sees_its_replica_by_its_own_address() {
     };
     cli(replica, &["replicaof", &ip, "6379"]);
     let expected = format!("slave0:ip={}", address(replica, true));
-    until(deadline(SOON), "the master lists its replica", || {
-        cli(master, &["info", "replication"]).contains(&expected)
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the master lists its replica",
+        || cli(master, &["info", "replication"]).contains(&expected),
+    );
     cli(replica, &["replicaof", "no", "one"]);
 }

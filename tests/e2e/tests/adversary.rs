@@ -134,6 +134,7 @@ fn tenant(vni: u32, via: &str, from: &str, to: &str) -> Vec<String> {
 }
 
 fn attacks_of_a_node() -> Vec<PeerAttack> {
+    // Beta attacks: its VNI is 102, alpha's is 101, and 827553 is the tier's (`TIER_VNI`).
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
     let pod = address("beta/default/client-0");
     vec![
@@ -317,6 +318,7 @@ fn no_forged_frame_passes() {
             .chain(words.iter().map(String::as_str))
             .chain([count.as_str()])
             .collect();
+        // The victim's load runs during the attack, and its report is compared below.
         let watch = victim();
         let output = mesh().run(host, &argv);
         // A kernel that refuses to send has refused too.
@@ -338,8 +340,12 @@ fn no_forged_frame_passes() {
                 output.stderr.contains("os error") || output.stderr.contains("PermissionDenied");
             assert!(is_refused, "{attack}: {output:?}");
         }
+        // Alpha and beta have the same addresses, so a frame that passed would show as an answer of
+        // beta's.
         assert_unharmed(attack, watch);
     }
+    // Both tenants must still be served: a refusal must not leave state that blocks the attacker's
+    // own.
     for tenant in ["alpha", "beta"] {
         let output = mesh().run(
             &format!("{tenant}/default/client-0"),

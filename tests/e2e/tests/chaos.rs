@@ -24,8 +24,8 @@ const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
 /// Seeds of the events. The first two rounds of each make every kind of event happen.
 const SEEDS: [u64; 6] = [1, 2, 4, 6, 22, 32];
 /// Rounds of each seed in `make soak` and in `make test-timing`. A round takes some nine seconds.
-const WHOLE: u64 = 33;
-const SHORTENED: u64 = 2;
+const SOAK_ROUNDS: u64 = 33;
+const TIMED_ROUNDS: u64 = 2;
 /// Connections of each client. Each carries one request at a time, so this is the maximum in
 /// flight.
 const CONNECTIONS: u64 = 4;
@@ -153,7 +153,7 @@ fn policy(round: u64) -> String {
     )
 }
 
-fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
+fn inject(mesh: &Mesh, event: ChaosEvent, round: u64) {
     let world = &mesh.world;
     let ready = |host: &str| {
         world
@@ -162,10 +162,13 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
     };
     match event {
         ChaosEvent::Drain(n) => {
+            // With a timeout of 0 the command does not wait for sessions to end.
             mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"])
-                .ok();
+                .expect_success();
+            // The load meets the drained replica before it takes sessions again.
             std::thread::sleep(CUT);
-            mesh.canal(&["gateway", "undrain", GATEWAYS[n]]).ok();
+            mesh.canal(&["gateway", "undrain", GATEWAYS[n]])
+                .expect_success();
         }
         ChaosEvent::RestartGateway(n) => {
             world
@@ -179,8 +182,9 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
                 .add_gateway(&guest, "az1", BACKENDS[n])
                 .unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
+            // The guest ends its sessions first, so that its removal is a planned change.
             mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"])
-                .ok();
+                .expect_success();
             world
                 .remove_gateway(&guest)
                 .unwrap_or_else(|e| panic!("{guest}: {e}"));
@@ -225,6 +229,7 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
             world
                 .link_down(GATEWAYS[n])
                 .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            // The link comes back within the round, so that recovery happens under load.
             std::thread::sleep(CUT);
             world
                 .link_up(GATEWAYS[n])
@@ -234,7 +239,7 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
 }
 
 /// Returns the number of a client's responses that another tenant's pod gave.
-fn strange(tenant: &str, report: &Value) -> u64 {
+fn foreign_responses(tenant: &str, report: &Value) -> u64 {
     let by = report["served_by"].as_object();
     let others = by
         .into_iter()
@@ -249,7 +254,7 @@ struct EventCost {
     rounds: u64,
     requests: u64,
     failed: u64,
-    strange: u64,
+    foreign_responses: u64,
     gap_ms_max: u64,
     /// Largest number of requests that one client lost in one round, and how many it may lose.
     lost_max: (u64, u64),
@@ -259,23 +264,28 @@ struct EventCost {
 fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> String {
     let loads = CLIENTS.map(|(tenant, client)| (tenant, load(mesh, client)));
     std::thread::sleep(LEAD_TIME);
-    happen(mesh, event, number);
+    inject(mesh, event, number);
     let mut line = String::new();
     sum.rounds += 1;
     for (tenant, child) in loads {
         let report = mesh.end("load in a round", child).json();
+        // A missing number counts as a failure that exceeds every bound.
         let count = |field: &str| report[field].as_u64().unwrap_or(u64::MAX);
-        let (failed, requests, strange) =
-            (count("failed"), count("requests"), strange(tenant, &report));
+        let (failed, requests, foreign_responses) = (
+            count("failed"),
+            count("requests"),
+            foreign_responses(tenant, &report),
+        );
         sum.requests += requests;
         sum.failed += failed;
-        sum.strange += strange;
+        sum.foreign_responses += foreign_responses;
         sum.gap_ms_max = sum.gap_ms_max.max(count("gap_ms_max"));
         line += &format!(
             " {tenant}: {failed} of {requests} failed, gap {} ms;",
             report["gap_ms_max"]
         );
         sum.lost_max = (sum.lost_max.0.max(failed), event.losses_max());
+        // The losses are asserted after all rounds (`assert_losses`), so the cause is printed here.
         if failed > event.losses_max() {
             println!(
                 "{tenant}: {failed} failed, at most {} may: {report}\n{}",
@@ -284,10 +294,11 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
             );
         }
         assert!(
-            strange == 0 && requests > 0,
-            "{number}. {event:?}: {tenant}: {strange} answers of others: {report}"
+            foreign_responses == 0 && requests > 0,
+            "{number}. {event:?}: {tenant}: {foreign_responses} answers of others: {report}"
         );
     }
+    // The next round must begin with a settled mesh, or its losses would be this event's.
     until(
         SETTLED_WITHIN,
         "all data planes have their newest state",
@@ -305,10 +316,11 @@ fn random_faults_lose_only_requests_in_flight() {
         .ok()
         .and_then(|text| text.parse::<u64>().ok());
     let rounds = if std::env::var_os("CANAL_SOAK").is_some() {
-        WHOLE
+        SOAK_ROUNDS
     } else {
-        SHORTENED
+        TIMED_ROUNDS
     };
+    // A given seed gets all rounds, so that it repeats a failure of any of them.
     let runs = seed.map_or(SEEDS.map(|seed| (seed, rounds)).to_vec(), |seed| {
         vec![(seed, rounds * SEEDS.len() as u64)]
     });
@@ -316,6 +328,7 @@ fn random_faults_lose_only_requests_in_flight() {
     until(SETTLED_WITHIN, "both clients reach every service", || {
         CLIENTS.iter().all(|(_, client)| answers(&mesh, client))
     });
+    // Faults begin once every backend serves its share, as in a fleet that has settled.
     until(
         SETTLED_WITHIN,
         "services are spread over the backends",
@@ -337,12 +350,12 @@ fn random_faults_lose_only_requests_in_flight() {
             rounds,
             requests,
             failed,
-            strange,
+            foreign_responses,
             gap_ms_max,
             lost_max,
         } = sum;
         println!(
-            "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {strange} answers of the other tenant, gap {gap_ms_max} ms"
+            "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {foreign_responses} answers of the other tenant, gap {gap_ms_max} ms"
         );
         assert_losses(
             &format!("requests of a client lost in a round, {kind}"),

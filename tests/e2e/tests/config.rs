@@ -67,12 +67,13 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::ClientOutcome {
 /// and the load counts which half answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
+    // The load runs for this long and is started again until all changes are made.
     const SECONDS: u64 = 20;
     const RATE: u64 = 200;
     const CHANGED_WITHIN: Duration = Duration::from_secs(12 * SECONDS);
     let wanted = if is_timed() { 1000 } else { 40 };
     let mesh = mesh();
-    apply(mesh, &format!("{HALVES}---\n{}", route(0))).ok();
+    apply(mesh, &format!("{HALVES}---\n{}", route(0))).expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     let (rate, seconds, timeout) = (
         RATE.to_string(),
@@ -89,6 +90,7 @@ fn a_thousand_changes_lose_no_request() {
         &timeout,
     ];
     // In the gate each connection sends when it was answered.
+    // The timing tier sets a rate, to notice if requests slow down; the gate judges no rate.
     if is_timed() {
         load.extend(["-r", &rate, "-c", "8", "-d", &seconds]);
     } else {
@@ -96,7 +98,7 @@ fn a_thousand_changes_lose_no_request() {
     }
     let started = Instant::now();
     let (took, reports) = load_while(mesh, &[(CLIENT, load)], || {
-        (0..wanted).for_each(|n| drop(apply(mesh, &route(n)).ok()));
+        (0..wanted).for_each(|n| drop(apply(mesh, &route(n)).expect_success()));
         started.elapsed()
     });
     let lasted = started.elapsed();
@@ -106,7 +108,7 @@ fn a_thousand_changes_lose_no_request() {
         halves.map(|pod| reports.served_by(pod)),
     );
     println!(
-        "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}"
+        "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}" // Each response tells which half answered, so a change without effect is noticed here.
     );
     reports.assert_none_lost("requests lost by changes");
     assert!(
@@ -118,6 +120,7 @@ fn a_thousand_changes_lose_no_request() {
         answered.into_iter().all(|half| half >= requests / 5),
         "each half of the application answers a fifth of the requests"
     );
+    // Nothing is sent between two runs of the load, so the bound is below its rate.
     timed!(
         requests >= lasted.as_secs() * RATE * 2 / 3,
         "rate of requests during changes"
@@ -130,7 +133,7 @@ fn a_thousand_changes_lose_no_request() {
         ("Service", "reviews-b"),
     ] {
         mesh.canal(&["delete", "--tenant", "alpha", kind, name])
-            .ok();
+            .expect_success();
     }
 }
 
@@ -144,7 +147,7 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     );
     let status = || mesh.code(CLIENT, REVIEWS, &[]);
     assert_eq!(status(), 200);
-    apply(mesh, &to_nobody).ok();
+    apply(mesh, &to_nobody).expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     assert_eq!(
         status(),
@@ -167,7 +170,7 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     );
     assert_eq!(status(), 503, "the refused batch changed nothing");
     mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"])
-        .ok();
+        .expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     assert_eq!(status(), 200);
 }

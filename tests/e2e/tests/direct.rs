@@ -13,7 +13,8 @@ use canal_world::Signal;
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
 const FAR: &str = "alpha/default/client-far-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 const ECHO: &str = "10.101.0.50:7000";
 
 /// Returns a mesh of two tenants with the same addresses; alpha's `tcp` has a pod on each node.
@@ -93,7 +94,7 @@ fn admitted(client: &str) -> u64 {
 /// Starts sessions that run until the test stops them, and waits until all are open.
 fn sessions() -> std::process::Child {
     let before = admitted("client");
-    let patience = deadline(Duration::from_secs(3)).as_millis().to_string();
+    let timeout_ms = deadline(Duration::from_secs(3)).as_millis().to_string();
     let argv = [
         "canal-samples",
         "sessions",
@@ -103,12 +104,12 @@ fn sessions() -> std::process::Child {
         "--interval-ms",
         "100",
         "--patience-ms",
-        &patience,
+        &timeout_ms,
         "-d",
         "600",
     ];
     let running = mesh().spawn(CLIENT, &argv);
-    until(deadline(SOON), "all sessions are open", || {
+    until(deadline(STEP_TIMEOUT), "all sessions are open", || {
         admitted("client") >= before + 20
     });
     running
@@ -116,12 +117,14 @@ fn sessions() -> std::process::Child {
 
 #[test]
 fn redis_goes_node_to_node_for_each_tenant() {
+    // Gateways count relayed connections, so an unchanged count shows that none was used.
     let before = carried_by_gateways("redis");
     for tenant in TENANTS {
         let client = format!("{tenant}/default/client-0");
-        until(deadline(SOON), "redis answers", || {
+        until(deadline(STEP_TIMEOUT), "redis answers", || {
             redis(&client, &["ping"]).1 == "PONG"
         });
+        // Both tenants write the same key at the same address and must read their own value.
         assert_eq!(redis(&client, &["set", "k", tenant]).1, "OK");
     }
     for tenant in TENANTS {
@@ -156,9 +159,11 @@ fn redis_goes_node_to_node_for_each_tenant() {
             "principals: [alpha.example/ns/default/sa/client-far]",
         ),
     );
-    until(deadline(SOON), "a denied client gets no answer", || {
-        redis(FAR, &["ping"]).1 != "PONG"
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "a denied client gets no answer",
+        || redis(FAR, &["ping"]).1 != "PONG",
+    );
     assert_eq!(
         (
             redis(CLIENT, &["ping"]).1.as_str(),
@@ -174,28 +179,34 @@ fn redis_goes_node_to_node_for_each_tenant() {
             "AuthorizationPolicy",
             "no-far",
         ])
-        .ok();
-    until(deadline(SOON), "and again without the policy", || {
-        redis(FAR, &["ping"]).1 == "PONG"
-    });
+        .expect_success();
+    until(
+        deadline(STEP_TIMEOUT),
+        "and again without the policy",
+        || redis(FAR, &["ping"]).1 == "PONG",
+    );
 }
 
 /// Sessions run during the change. Nodes cannot decide the new policy, so they end the direct
 /// sessions, which reconnect at once through a gateway.
 #[test]
 fn policy_for_gateways_moves_connections_and_fails_none() {
-    until(deadline(SOON), "direct", || {
+    until(deadline(STEP_TIMEOUT), "direct", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
     let running = sessions();
     let before = carried_by_gateways("tcp");
+    // Only a gateway can evaluate `remoteIpBlocks`, so the policy moves the connections there.
     mesh().apply(
         "alpha",
         &policy("remote", "tcp", "remoteIpBlocks: [192.0.2.0/24]"),
     );
-    until(deadline(SOON), "gateways carry all sessions", || {
-        carried_by_gateways("tcp") >= before + 20
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "gateways carry all sessions",
+        // `sessions` runs 20 sessions.
+        || carried_by_gateways("tcp") >= before + 20,
+    );
     let report = mesh()
         .stop("sessions over a policy's coming", running)
         .json();
@@ -218,8 +229,8 @@ fn policy_for_gateways_moves_connections_and_fails_none() {
             "AuthorizationPolicy",
             "remote",
         ])
-        .ok();
-    until(deadline(SOON), "direct again", || {
+        .expect_success();
+    until(deadline(STEP_TIMEOUT), "direct again", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
 }
@@ -238,10 +249,10 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
         text.replace("metadata: {name: tcp, namespace: default}", refusing),
     )
     .expect("written");
-    until(deadline(SOON), "the gateway's", || {
+    until(deadline(STEP_TIMEOUT), "the gateway's", || {
         path_of("default/tcp:7000").starts_with("gateway: the Service")
     });
-    mesh().converge(deadline(SOON));
+    mesh().converge(deadline(STEP_TIMEOUT));
     let before = carried_by_gateways("tcp");
     let argv = [
         "canal-samples",
@@ -255,16 +266,16 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
         "120000",
     ];
     for _ in 0..5 {
-        mesh().run(CLIENT, &argv).ok();
+        mesh().run(CLIENT, &argv).expect_success();
     }
     assert_eq!(carried_by_gateways("tcp"), before + 5);
     let report = mesh().stop("sessions over the change", running).json();
     assert_eq!(report["broken"], 0, "{report}");
     std::fs::write(&file, text).expect("written");
-    until(deadline(SOON), "direct again", || {
+    until(deadline(STEP_TIMEOUT), "direct again", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
-    mesh().converge(deadline(SOON));
+    mesh().converge(deadline(STEP_TIMEOUT));
 }
 
 /// One of two pods dies: its sessions reconnect at once, and new connections never fail, before and
@@ -277,9 +288,11 @@ fn a_dead_pod_loses_only_its_own_sessions() {
         .world
         .kill("alpha/default/tcp-0", Signal::Kill)
         .unwrap();
-    until(deadline(SOON), "its sessions have reconnected", || {
-        admitted("client") > before
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "its sessions have reconnected",
+        || admitted("client") > before,
+    );
     let report = mesh().stop("sessions over a pod's death", running).json();
     assert_eq!(
         (report["unopened"].as_u64(), report["held"].as_u64()),

@@ -112,12 +112,15 @@ fn names_are_a_tenants_own() {
     let secret = "secret.default.svc.cluster.local.";
     mesh.apply("alpha", service);
     let (alpha, beta) = ("alpha/default/client-0", NEAR);
+    // A new service has no gateway address until the next plan reaches the name servers.
     until(
         deadline(OPEN_WITHIN),
         "alpha's new service has a name",
         || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]),
     );
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
+    // Names of other namespaces and suffixes of the cluster's domain do not exist; other domains
+    // are refused.
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
         (beta, secret, "Non-Existent Domain"),
@@ -148,7 +151,7 @@ fn names_are_a_tenants_own() {
         }
     }
     mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"])
-        .ok();
+        .expect_success();
 }
 
 /// A resolver ends with the name as it was written, after all suffixes of its search list: a typo

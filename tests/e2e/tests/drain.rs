@@ -54,10 +54,12 @@ fn sessions(mesh: &Mesh) -> u64 {
 #[test]
 fn a_drained_replica_ends_with_no_sessions() {
     let mesh = Mesh::up("tier.yaml", "e2e-drain");
+    // Services become reachable one by one; a request to one that is not would count as lost.
     for client in [MESHED, PROXYLESS] {
         until(
             deadline(SETTLED_WITHIN),
             &format!("{client} reaches every service"),
+            // Each tenant has four services (`tier.yaml`).
             || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
         );
     }
@@ -71,6 +73,7 @@ fn a_drained_replica_ends_with_no_sessions() {
     };
     // Persistent connections. In the timing tier together 200 requests per second; in the gate each
     // connection sends when it was answered.
+    // Rates are for the timing tier; the gate sends as fast as it is answered.
     let persistent: &[&str] = if is_timed() {
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {
@@ -82,6 +85,7 @@ fn a_drained_replica_ends_with_no_sessions() {
         &["-c", "2", "-d", "2", "--no-keepalive"]
     };
     let clients = [(MESHED, load(persistent)), (PROXYLESS, load(persistent))];
+    // A drain without sessions would prove nothing.
     let (new_sessions, reports) = load_while(&mesh, &clients, || {
         let had: u64 = REPLICAS
             .iter()
@@ -92,8 +96,10 @@ fn a_drained_replica_ends_with_no_sessions() {
             "the clients' sessions were elsewhere: {had}"
         );
         let (name, accepted) = stays_empty(&mesh);
+        // Only new connections can reach a replica whose drain was cancelled, so the load keeps
+        // none alive.
         let (took, new_sessions) = load_while(&mesh, &[(PROXYLESS, load(new))], || {
-            mesh.canal(&["gateway", "undrain", &name]).ok();
+            mesh.canal(&["gateway", "undrain", &name]).expect_success();
             until(
                 deadline(SETTLED_WITHIN),
                 &format!("{name} takes sessions again"),
@@ -131,7 +137,7 @@ fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
         || sessions(mesh) >= SESSIONS_MIN,
     );
     let had = drained(mesh, name);
-    mesh.canal(&["gateway", "undrain", name]).ok();
+    mesh.canal(&["gateway", "undrain", name]).expect_success();
     until(
         deadline(SETTLED_WITHIN),
         &format!("{name} serves again"),
@@ -182,7 +188,7 @@ fn stays_empty(mesh: &Mesh) -> (String, u64) {
 fn drained(mesh: &Mesh, name: &str) -> u64 {
     let had = number(&replica(mesh, name), "sessions");
     mesh.canal(&["gateway", "drain", name, "--timeout", "0"])
-        .ok();
+        .expect_success();
     let none_left = || {
         let now = replica(mesh, name);
         now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
@@ -200,7 +206,7 @@ fn drained(mesh: &Mesh, name: &str) -> u64 {
     let seconds = deadline(SETTLED_WITHIN).as_secs().to_string();
     let output = mesh
         .canal(&["gateway", "drain", name, "--timeout", &seconds])
-        .ok();
+        .expect_success();
     println!(
         "{name} had {had} sessions; the last one had left {:.1} s after the order. {}",
         took.as_secs_f64(),

@@ -161,7 +161,7 @@ fn both_carry(before: [u64; 2]) {
 fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
     let mesh = mesh();
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
     mesh.world.link_down(EDGES[1]).unwrap();
     let alone = carried(EDGES[0]);
@@ -170,7 +170,7 @@ fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
         "the other edge carries all traffic",
         || carried(EDGES[0]) > alone + 2 * CARRIED_MIN,
     );
-    unharmed("an edge's host dies", under);
+    unharmed("an edge's host dies", loads_running);
     until(
         deadline(SETTLED_WITHIN),
         "az1 is open to all services",
@@ -191,19 +191,20 @@ fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
 fn a_killed_edge_agent_affects_no_traffic() {
     let mesh = mesh();
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
     mesh.world.kill(EDGES[0], Signal::Kill).unwrap();
     mesh.world
         .wait_host_ready(EDGES[0], deadline(SETTLED_WITHIN))
         .unwrap();
-    unharmed("an edge's agent is killed", under);
+    unharmed("an edge's agent is killed", loads_running);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
 /// Planned removal: routers stop sending to the edge; then it ends, and its program is removed. Its
 /// return starts with its readiness.
 #[test]
+// The world's router spreads flows over next hops, as ECMP does in a provider's network.
 fn adding_and_removing_an_edge_breaks_no_session() {
     let mesh = mesh();
     let router = mesh.world.host("router-az1").unwrap().environment.name;
@@ -217,18 +218,23 @@ fn adding_and_removing_an_edge_breaks_no_session() {
             )
         };
         let line = format!(
+            // 250.1.255.1 is the tunnel end that the edges of AZ 1 share.
             "ip route replace 250.1.255.1/32{}",
             edges.iter().map(hop).collect::<String>()
         );
-        mesh.run(&router, &line.split(' ').collect::<Vec<_>>()).ok();
+        mesh.run(&router, &line.split(' ').collect::<Vec<_>>())
+            .expect_success();
     };
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
+    // Routers leave the edge out before it stops, so that no packet reaches a stopped program.
     route(&EDGES[..1]);
     mesh.world.stop(EDGES[1]).unwrap();
+    // A stopped agent leaves its program attached, so that packets flow without it; removal is
+    // explicit.
     mesh.run(EDGES[1], &["tc", "qdisc", "del", "dev", "eth0", "clsact"])
-        .ok();
+        .expect_success();
     let before = carried(EDGES[0]);
     // Agents read their programs' counters every two seconds.
     until(
@@ -236,6 +242,7 @@ fn adding_and_removing_an_edge_breaks_no_session() {
         "the other edge carries all traffic",
         || carried(EDGES[0]) > before + 2 * CARRIED_MIN,
     );
+    // The order is the reverse at its return: the edge is ready before routers use it.
     mesh.world.start(EDGES[1]).unwrap();
     mesh.world
         .wait_host_ready(EDGES[1], deadline(SETTLED_WITHIN))
@@ -245,7 +252,7 @@ fn adding_and_removing_an_edge_breaks_no_session() {
     until(deadline(SETTLED_WITHIN), "it carries again", || {
         carried(EDGES[1]) > back + CARRIED_MIN
     });
-    unharmed("an edge is removed and added", under);
+    unharmed("an edge is removed and added", loads_running);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
@@ -265,6 +272,7 @@ fn by_core(replica: &str) -> Vec<u64> {
 #[test]
 fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     let mesh = mesh();
+    // The gate only needs some packets on each core; the timing tier needs enough for even shares.
     let (count, sent_every_ms) = if is_timed() {
         (SESSIONS, "4000")
     } else {
@@ -322,6 +330,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
             || since(replica).iter().all(|n| *n > CARRIED_MIN),
         );
         let packets = since(replica);
+        // An even share is a core's expected part; with fewer packets the parts differ by chance.
         let share = packets.iter().sum::<u64>() as f64 / f64::from(CORES);
         println!("{replica}: packets of tunnels by core {packets:?}");
         timed!(
@@ -354,6 +363,8 @@ fn a_session_is_found_in_its_tunnel() {
             .unwrap_or_else(|e| panic!("{address}: {e}"));
         let client = stream.local_addr().unwrap().to_string();
         let found = mesh
+            // Any replica may own the session, so an answer from every one is needed for a complete
+            // result.
             .canal(&["sessions", "beta", &client, "-o", "json"])
             .json();
         let sessions = found["sessions"].as_array().expect("sessions");
@@ -377,7 +388,7 @@ fn a_session_is_found_in_its_tunnel() {
             .collect();
         assert_eq!(edges, EDGES, "any of them may carry it: {found:#}");
         for path in paths {
-            // A bucket may have moved since the session began. Then its new replica hands the
+            // A bucket may have moved since the session began. Then its new replica forwards the
             // session's packets to the owner.
             let chain: Vec<&str> = path["chain"]
                 .as_array()
@@ -391,10 +402,13 @@ fn a_session_is_found_in_its_tunnel() {
                 "{found:#}"
             );
             assert!(
+                // Ports of tunnels begin at 40000 (`TUNNEL_PORT`).
                 chain.contains(&owner) && path["tunnel_port"].as_u64() >= Some(40_000),
                 "{found:#}"
             );
         }
+        // All edges must send a session's packets to the same replica, or a dead edge would break
+        // sessions.
         assert_eq!(
             (&paths[0]["tunnel_port"], &paths[0]["chain"]),
             (&paths[1]["tunnel_port"], &paths[1]["chain"]),

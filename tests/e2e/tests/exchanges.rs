@@ -15,9 +15,9 @@ fn world() -> &'static ExchangeWorld {
 }
 
 /// Returns the number to run: the full one, or the one for `make test` and `make test-timing`.
-fn part(whole: u64, short: u64) -> u64 {
+fn part(full: u64, short: u64) -> u64 {
     if std::env::var_os("CANAL_SOAK").is_some() {
-        whole
+        full
     } else {
         short
     }

@@ -12,7 +12,8 @@ use canal_world::{Signal, Topology};
 use serde_json::json;
 
 const CLIENT: &str = "alpha/default/client-0";
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The controller has given up its attempts at a CA that is gone within this time.
 const REFUSED_WITHIN: Duration = Duration::from_secs(40);
 /// Seconds for which certificates are valid in the timing tier, which waits for renewals.
@@ -117,13 +118,14 @@ fn another_process_signs() {
         with_cfssl(topology, dir.path())
     });
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the mesh works with certificates of cfssl's",
         || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200,
     );
     let status = mesh
         .canal(&["ca", "status", "--tenant", "alpha", "-o", "json"])
         .json();
+    // Certificates work in both cases, so the source and cfssl's own log show who signed.
     assert_eq!(status["domains"][0]["source"], "external", "{status}");
     let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
     assert!(log.contains("signed certificate"), "{log}");
@@ -142,6 +144,7 @@ fn another_process_signs() {
         .expect("alpha has a client")
         .clone();
     (guest.name, guest.service_account) = ("guest".into(), "guest".into());
+    // A service account of its own, because an identity that exists has a certificate already.
     mesh.world.add_pod("alpha", &guest).unwrap();
     let refused = || {
         mesh.counted(

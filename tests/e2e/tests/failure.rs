@@ -76,6 +76,8 @@ fn certificates_rotate_under_a_stream() {
     let before = serials();
     let (echoed, ended) = (
         deadline_ms(ANSWERED_WITHIN),
+        // Both streams last 70 s (700 messages, 100 ms apart): longer than certificates live (60
+        // s).
         deadline_ms(Duration::from_secs(120)),
     );
     let ws = mesh.spawn(
@@ -131,6 +133,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
     let mesh = mesh();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let watch = mesh.spawn(CLIENT, &load("10", &timeout));
+    // The kill must meet requests in flight.
     until_served();
     if is_timed() {
         // The gap is measured from a steady state.
@@ -148,6 +151,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
         // The load has eight connections, each with one request in flight.
         8,
     );
+    // A missing figure exceeds the bound.
     let gap = Duration::from_secs_f64(
         report["gap_ms_max"].as_f64().unwrap_or(f64::from(u32::MAX)) / 1000.0,
     );
@@ -159,6 +163,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
     mesh.world
         .wait_host_ready("gw-1", deadline(READY_WITHIN))
         .unwrap();
+    // Only a settled mesh must lose nothing: the restarted replica takes its services back first.
     mesh.converge(deadline(READY_WITHIN));
     until(deadline(SERVED_WITHIN), "the service answers", || {
         mesh.code(CLIENT, REVIEWS, &[]) == 200

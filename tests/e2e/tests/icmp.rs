@@ -202,7 +202,7 @@ fn unreachables() -> u64 {
     let of = |replica: &&str| {
         let output = mesh()
             .run(replica, &["nstat", "-asz", names[0], names[1]])
-            .ok();
+            .expect_success();
         let counts = output
             .lines()
             .filter(|l| names.iter().any(|n| l.starts_with(n)));
@@ -222,13 +222,15 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
     let before = unreachables();
     let rules = "add table inet e2e; add chain inet e2e no { type filter hook forward priority 0; }; \
                  add rule inet e2e no tcp dport 7000 reject with icmpx host-unreachable";
-    mesh.run("beta-n1", &["nft", rules]).ok();
+    // The node rejects what it forwards to its endpoint; the other AZ's endpoint stays reachable.
+    mesh.run("beta-n1", &["nft", rules]).expect_success();
     // In the gate a session may wait for its answer until the end.
-    let (seconds, patience) = (
+    let (seconds, timeout_ms) = (
         if is_timed() { "2" } else { "20" },
         deadline_ms(ANSWERED_WITHIN),
     );
     let mut clients = Vec::new();
+    // Alpha has the same addresses, and no broken endpoint: its sessions must not notice.
     for tenant in ["beta", "alpha"] {
         let pod = format!("{tenant}/default/client-far-0");
         for address in mesh.resolve(&pod, "tcp.default.svc.cluster.local") {
@@ -237,6 +239,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
                 "canal-samples",
                 "sessions",
                 &target,
+                // 60 sessions, so that some of them surely meet the unreachable endpoint first.
                 "-n",
                 "60",
                 "--open-rate",
@@ -246,7 +249,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
                 "-d",
                 seconds,
             ];
-            let client = mesh.spawn(&pod, &[&argv[..], &["--patience-ms", &patience]].concat());
+            let client = mesh.spawn(&pod, &[&argv[..], &["--patience-ms", &timeout_ms]].concat());
             clients.push((format!("{pod} to {target}"), address, client));
         }
     }
@@ -275,7 +278,9 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
         );
     }
     let received = unreachables() - before;
-    mesh.run("beta-n1", &["nft", "delete table inet e2e"]).ok();
+    mesh.run("beta-n1", &["nft", "delete table inet e2e"])
+        .expect_success();
+    // Without such an error the sessions opened at the other endpoint at once, and prove nothing.
     assert!(
         received > 0,
         "no replica heard of it: were all sessions with the other endpoint?"

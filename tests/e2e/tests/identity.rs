@@ -18,7 +18,8 @@ use serde_json::Value;
 const CLIENT: &str = "alpha/default/client-0";
 const INTRUDER: &str = "alpha/default/intruder-0";
 const BETA_CLIENT: &str = "beta/default/client-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// A root is replaced within this time.
 const REPLACED_WITHIN: Duration = Duration::from_secs(38);
 /// All certificates are renewed within this time: half of their life, and the checks for it.
@@ -99,7 +100,7 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("trust.yaml", "e2e-identity", shortened);
         for client in [CLIENT, BETA_CLIENT] {
-            until(deadline(SOON), "both tenants are served", || {
+            until(deadline(STEP_TIMEOUT), "both tenants are served", || {
                 mesh.code(client, PAGE, &[]) == 200
             });
         }
@@ -188,10 +189,18 @@ fn a_root_is_replaced_under_load() {
             // The clients have reached their rate.
             std::thread::sleep(Duration::from_secs(3));
         }
-        mesh().canal(&["ca", "rotate", "--tenant", "alpha"]).ok();
-        until(deadline(SOON), "the replacement is under way", || {
-            domain("alpha")["phase"] != "steady"
-        });
+        mesh()
+            .canal(&["ca", "rotate", "--tenant", "alpha"])
+            .expect_success();
+        until(
+            deadline(STEP_TIMEOUT),
+            "the replacement is under way",
+            || {
+                // A rotation that has not begun looks like one that is over, so its begin is awaited
+                // first.
+                domain("alpha")["phase"] != "steady"
+            },
+        );
         until(deadline(RENEWED_WITHIN), "the old root is retired", || {
             domain("alpha")["phase"] == "steady"
         })
@@ -233,6 +242,7 @@ fn a_changed_intermediate_in_files_is_used() {
     };
     let shown_by = |intermediate: &TestAuthority| {
         let own = intermediate.pem().replace(['\r', '\n'], "");
+        // Both sides are PEM, with different line ends.
         let chains = issuers();
         !chains.is_empty()
             && chains
@@ -240,11 +250,12 @@ fn a_changed_intermediate_in_files_is_used() {
                 .all(|chain| chain.replace(['\r', '\n'], "").contains(&own))
     };
     assert!(
+        // The check must find the first intermediate, or its later absence would mean nothing.
         shown_by(&files().intermediate),
         "chains hold the intermediate"
     );
     std::fs::write(files().domain().join("cert-chain.pem"), "no certificate").expect("written");
-    until(deadline(SOON), "the fault is reported", || {
+    until(deadline(STEP_TIMEOUT), "the fault is reported", || {
         domain("beta")["error"]
             .as_str()
             .is_some_and(|fault| !fault.is_empty())
@@ -256,7 +267,7 @@ fn a_changed_intermediate_in_files_is_used() {
     );
     let second = files().root.intermediate("beta's second intermediate");
     files().write(&second, None);
-    until(deadline(SOON), "the error was cleared", || {
+    until(deadline(STEP_TIMEOUT), "the error was cleared", || {
         domain("beta")["error"].as_str().unwrap_or("").is_empty()
     });
     // Half a lifetime later all certificates have been renewed.
@@ -266,12 +277,13 @@ fn a_changed_intermediate_in_files_is_used() {
         || shown_by(&second),
     );
     assert_eq!(mesh().code(BETA_CLIENT, PAGE, &[]), 200);
+    // Other tests of this mesh issue certificates from the first intermediate.
     files().write(&files().intermediate, None);
 }
 
 /// Waits until the intruder, who was revoked, opens nothing new. Returns how long that took.
 fn until_shut_out() -> Duration {
-    until(deadline(SOON), "nothing new opens", || {
+    until(deadline(STEP_TIMEOUT), "nothing new opens", || {
         mesh().code(INTRUDER, PAGE, &["--max-time", "1"]) != 200
     })
 }
@@ -281,7 +293,7 @@ fn order(what: &str) {
     let intruder = "spiffe://alpha.example/ns/default/sa/intruder";
     mesh()
         .canal(&["ca", what, "--tenant", "alpha", "--identity", intruder])
-        .ok();
+        .expect_success();
 }
 
 fn revoked_connections() -> u64 {
@@ -317,10 +329,13 @@ fn the_revoked_are_out() {
     /// Prints a line once the session is answered, and ends with the session.
     const SESSION: &str = "exec 3<>/dev/tcp/10.101.0.50/7000 && echo open >&3 && cat <&3";
     let timeout = deadline_ms(ANSWERED_WITHIN);
-    until(deadline(SOON), "it is a member like the others", || {
-        mesh().code(INTRUDER, PAGE, &[]) == 200
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "it is a member like the others",
+        || mesh().code(INTRUDER, PAGE, &[]) == 200,
+    );
     let before = revoked_connections();
+    // Others must not notice: the load is short and repeats until the revoked sessions have ended.
     let others = [
         "canal-samples",
         "sessions",
@@ -335,10 +350,13 @@ fn the_revoked_are_out() {
         &timeout,
     ];
     let ((), reports) = load_while(mesh(), &[(CLIENT, others.to_vec())], || {
+        // Several sessions, since one alone could end for another reason.
         let mut theirs: Vec<_> = (0..5)
             .map(|_| mesh().spawn(INTRUDER, &["bash", "-c", SESSION]))
             .collect();
         for session in &mut theirs {
+            // A session is open once its first bytes are echoed; before, it could be refused at its
+            // beginning.
             let (mut line, out) = (
                 String::new(),
                 session.stdout.take().expect("it was started with pipes"),
@@ -388,11 +406,14 @@ fn the_revoked_are_out_at_once() {
                 "-d",
                 &lasts,
             ],
+            // This test runs in the timing tier only, so the sessions last for fixed times.
         )
     };
-    until(deadline(SOON), "it is a member like the others", || {
-        mesh().code(INTRUDER, PAGE, &[]) == 200
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "it is a member like the others",
+        || mesh().code(INTRUDER, PAGE, &[]) == 200,
+    );
     let began = Instant::now();
     // These sessions end with that second, because a revoked client has none then. One more
     // continues, and reports when it broke.
@@ -400,6 +421,7 @@ fn the_revoked_are_out_at_once() {
         sessions(INTRUDER, "20", BEFORE + AT_ONCE),
         sessions(INTRUDER, "1", BEFORE + 5 * AT_ONCE),
     );
+    // The others must outlast the order by far.
     let others = sessions(CLIENT, "20", Duration::from_secs(12));
     std::thread::sleep(BEFORE.saturating_sub(began.elapsed()));
     let ordered = began.elapsed();
@@ -410,6 +432,7 @@ fn the_revoked_are_out_at_once() {
     let one = mesh().end("a session of the revoked", one).json();
     let others = mesh().end("sessions of others", others).json();
     let broken = one["breaks"][0]["at_s"]
+        // A session's report gives times from its own begin, so the order's time is subtracted.
         .as_f64()
         .map(|at| Duration::from_secs_f64(at).saturating_sub(ordered));
     println!(
@@ -425,6 +448,7 @@ fn the_revoked_are_out_at_once() {
         "all sessions of a revoked peer end within a second"
     );
     assert_time(
+        // A session that never broke has no time and exceeds the bound.
         "time until a revoked peer's connection ends",
         broken.unwrap_or(Duration::MAX),
         AT_ONCE,
@@ -447,6 +471,8 @@ fn the_revoked_are_out_at_once() {
 #[test]
 fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
     let guest = "spiffe://beta.example/ns/default/sa/guest";
+    // The test signs with beta's own intermediate, so the controller has no record of the
+    // certificate.
     let credential = files().intermediate.issue(&Leaf::of(guest));
     let other = files()
         .intermediate
@@ -465,15 +491,16 @@ fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
         let mut all = listeners.iter();
         all.all(|listener| open(listener, credential).reached())
     };
-    until(deadline(SOON), "it is a member like others", || {
+    until(deadline(STEP_TIMEOUT), "it is a member like others", || {
         reached(&credential)
     });
     let order = |what: &str| {
         mesh()
             .canal(&["ca", what, "--tenant", "beta", "--identity", guest])
-            .ok()
+            .expect_success()
     };
     order("revoke");
+    // Data planes must know the identity, because no serial can be looked up for this certificate.
     for listener in &listeners {
         let what = format!("{listener} refuses the revoked identity");
         until(deadline(AT_ONCE), &what, || {
@@ -482,7 +509,9 @@ fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
     }
     assert!(reached(&other), "others of the same CA are members");
     order("restore");
-    until(deadline(SOON), "it is back", || reached(&credential));
+    until(deadline(STEP_TIMEOUT), "it is back", || {
+        reached(&credential)
+    });
 }
 
 /// The gateway's address for pods in az1, the same for every tenant.
@@ -523,6 +552,7 @@ fn federation_needs_both_and_a_policy() {
         );
         opened
     };
+    // A foreign trust domain is refused in the handshake as long as no federation exists.
     assert!(matches!(
         closed("unauthenticated"),
         TunnelAttempt::Refused(_)
@@ -537,7 +567,7 @@ fn federation_needs_both_and_a_policy() {
     mesh().apply("alpha", &federation("beta"));
     // The tunnel opens, and the request in it is refused.
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "both sides declare it: requests arrive, but no policy allows them",
         || matches!(to_alpha(&member), TunnelAttempt::Open(answer) if answer.contains("RBAC: access denied")),
     );
@@ -545,7 +575,7 @@ fn federation_needs_both_and_a_policy() {
                  spec:\n  selector: {matchLabels: {app: web}}\n  action: ALLOW\n  rules:\n  \
                  - from: [{source: {principals: [beta.example/ns/default/sa/client, \"alpha.example/*\"]}}]\n";
     mesh().apply("alpha", named);
-    until(deadline(SOON), "a policy names it", || {
+    until(deadline(STEP_TIMEOUT), "a policy names it", || {
         to_alpha(&member).reached()
     });
     let other = files()
@@ -557,13 +587,15 @@ fn federation_needs_both_and_a_policy() {
     );
     mesh()
         .canal(&["delete", "--tenant", "beta", "federation", "alpha"])
-        .ok();
-    until(deadline(SOON), "one side removes its Federation", || {
-        matches!(to_alpha(&member), TunnelAttempt::Refused(_))
-    });
+        .expect_success();
+    until(
+        deadline(STEP_TIMEOUT),
+        "one side removes its Federation",
+        || matches!(to_alpha(&member), TunnelAttempt::Refused(_)),
+    );
     mesh()
         .canal(&["delete", "--tenant", "alpha", "federation", "beta"])
-        .ok();
+        .expect_success();
     mesh()
         .canal(&[
             "delete",
@@ -572,7 +604,7 @@ fn federation_needs_both_and_a_policy() {
             "authorizationpolicy",
             "guests",
         ])
-        .ok();
+        .expect_success();
 }
 
 /// Returns credentials that a node and a gateway refuse, with the reasons. `ours` is the
@@ -587,6 +619,7 @@ fn bad_chains(
         "spiffe://beta.example/ns/default/sa/client",
         "spiffe://beta.example/ns/default/sa/web",
     );
+    // The chain is longer than CHAIN_CERTIFICATES_MAX (8).
     let long = (0..10).fold(files().root.intermediate("deep 0"), |above, n| {
         above.intermediate(&format!("deep {}", n + 1))
     });
@@ -647,6 +680,7 @@ fn bad_chains(
         (
             "chain_too_large",
             ours.issue(&Leaf {
+                // The certificate is larger than CHAIN_BYTES_MAX (32 KiB).
                 padding: 60_000,
                 ..good.clone()
             }),
@@ -666,6 +700,7 @@ fn bad_chains_are_refused_by_name() {
         ..good.clone()
     };
     mesh();
+    // Beta's CA is in files, and its CRL is one of them.
     files().write(ours, Some(&ours.revoke(&[77], 1)));
     let cases = bad_chains(ours, &good, &revoked);
     let pod = mesh().address("beta/default/web-0");
@@ -691,6 +726,7 @@ fn bad_chains_are_refused_by_name() {
             taken.reached(),
             "{kind}: the same without a fault is taken: {taken:?}"
         );
+        // The CRL reaches a listener some time after the file is written.
         let known = || {
             matches!(
                 open(listener, Some(&ours.issue(&revoked))),
@@ -698,7 +734,7 @@ fn bad_chains_are_refused_by_name() {
             )
         };
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{kind}: the list of revoked is known"),
             known,
         );
@@ -718,7 +754,7 @@ fn bad_chains_are_refused_by_name() {
             );
             // A refused client may learn of it a moment before it is counted.
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 &format!("{kind}: {reason} is counted, {opened:?}"),
                 || count(reason) > before,
             );
@@ -729,7 +765,7 @@ fn bad_chains_are_refused_by_name() {
             "{kind}: none at all"
         );
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{kind}: no_certificate is counted"),
             || count("no_certificate") > before,
         );
@@ -751,6 +787,7 @@ fn the_workload_api_sends_svids_and_renewals() {
                 "workload-client",
                 "-n",
                 "2",
+                // The second answer is the renewal.
                 "-d",
                 &seconds,
                 "--out",
@@ -777,6 +814,8 @@ fn the_workload_api_sends_svids_and_renewals() {
         key: read("key.pem"),
     };
     assert!(to_alpha(&own).reached(), "the mesh accepts it");
+    // SPIFFE requires the header, so that a request which an application can be tricked into gets
+    // no SVID.
     let bare = mesh()
         .run(
             CLIENT,
@@ -788,6 +827,7 @@ fn the_workload_api_sends_svids_and_renewals() {
         (&false.into(), &"InvalidArgument".into()),
         "{bare}"
     );
+    // The pod has not requested the Workload API, so the client ends without an SVID.
     let none = mesh().run(INTRUDER, &["canal-samples", "workload-client", "-d", "3"]);
     assert_ne!(none.code, Some(0), "{none:?}");
 }

@@ -9,7 +9,8 @@ use canal_timing::deadline;
 use serde_json::Value;
 
 const CLIENT: &str = "clients/default/client-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The address that alpha requests, and the lowest of the pool, which beta gets.
 const ALPHA: &str = "198.19.0.40";
 const BETA: &str = "198.19.0.33";
@@ -54,9 +55,11 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
     );
     mesh.apply("beta", &gateway(""));
     for address in [ALPHA, BETA] {
-        until(deadline(SOON), &format!("{address} answers"), || {
-            code(&mesh, address, "shop.example.com") == 200
-        });
+        until(
+            deadline(STEP_TIMEOUT),
+            &format!("{address} answers"),
+            || code(&mesh, address, "shop.example.com") == 200,
+        );
     }
     // The address alone decides the tenant, and the host decides the routes.
     for (address, tenant) in [(ALPHA, "alpha"), (BETA, "beta")] {
@@ -68,7 +71,8 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         assert!(headers.contains(&forwarded), "{received}");
         assert_eq!(code(&mesh, address, "unknown.example.com"), 404);
     }
-    // A free address of the pool, a port without a listener, and HBONE's.
+    // Nothing listens at an address that no Gateway has, nor at a Gateway's port without a
+    // listener. Port 15008 is HBONE's, which only members of the mesh may reach.
     assert_eq!(code(&mesh, "198.19.0.35", "shop.example.com"), 0);
     for port in [81, 15008] {
         assert_eq!(
@@ -77,15 +81,19 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         );
     }
     a_gateway_serves_https(&mesh);
+    a_gateway_of_istio_serves_https(&mesh);
     each_replica_serves_alone(&mesh);
     a_gateway_without_an_address_disturbs_no_other(&mesh);
     mesh.canal(&[
         "delete", "--tenant", "beta", "Gateway", "public", "-n", "default",
     ])
-    .ok();
-    until(deadline(SOON), "beta's address is free again", || {
-        code(&mesh, BETA, "shop.example.com") == 0
-    });
+    .expect_success();
+    // A deleted Gateway's address must not serve on, and must not take alpha's with it.
+    until(
+        deadline(STEP_TIMEOUT),
+        "beta's address is free again",
+        || code(&mesh, BETA, "shop.example.com") == 0,
+    );
     assert_eq!(code(&mesh, ALPHA, "shop.example.com"), 200);
 }
 
@@ -124,7 +132,12 @@ fn secure_gateway() -> String {
 
 /// Returns the status of a request by HTTPS, 0 if the handshake fails.
 fn https_code(mesh: &Mesh, roots: &str, host: &str, more: &[&str]) -> u16 {
-    let resolve = format!("{host}:443:{SECURE}");
+    https_code_at(mesh, SECURE, roots, host, more)
+}
+
+/// Returns the status of a request by HTTPS to an address, 0 if the handshake fails.
+fn https_code_at(mesh: &Mesh, address: &str, roots: &str, host: &str, more: &[&str]) -> u16 {
+    let resolve = format!("{host}:443:{address}");
     let own = ["--cacert", roots, "--resolve", &resolve];
     let url = format!("https://{host}/headers");
     mesh.code(CLIENT, &url, &[&own, more].concat())
@@ -142,7 +155,7 @@ fn a_gateway_serves_https(mesh: &Mesh) {
     let wild = authority.issue(&Leaf::named("*.example.com"));
     let secrets = secret("shop", &shop) + &secret("wild", &wild);
     mesh.apply("alpha", &(secrets + &secure_gateway()));
-    until(deadline(SOON), "the Gateway serves HTTPS", || {
+    until(deadline(STEP_TIMEOUT), "the Gateway serves HTTPS", || {
         https_code(mesh, &roots, "shop.example.com", &[]) == 200
     });
     assert_eq!(https_code(mesh, &roots, "a.example.com", &[]), 200);
@@ -159,14 +172,16 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         ("missing.example.com", "no_certificate"),
     ] {
         assert_eq!(https_code(mesh, &roots, host, &[]), 0, "{host}");
-        until(deadline(SOON), reason, || refused(reason) > 0);
+        until(deadline(STEP_TIMEOUT), reason, || refused(reason) > 0);
     }
     // The host of the other listener, on a connection for this one.
+    // Host `other.test` is not served on this connection, yet no other listener claims it.
     let host = ["-H", "host: a.example.com"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
     let host = ["-H", "host: other.test"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 404);
     a_redirect_leads_to_https(mesh, &roots);
+    // Operators read Secrets back; the key must not be in any output.
     let shown = mesh.canal(&[
         "get", "--tenant", "alpha", "Secret", "shop", "-n", "default", "-o", "yaml",
     ]);
@@ -180,7 +195,68 @@ fn a_gateway_serves_https(mesh: &Mesh) {
     mesh.canal(&[
         "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
     ])
+    .expect_success();
+}
+
+/// A Gateway of Istio whose port 80 redirects to its port 443, with a VirtualService on both.
+const ISTIO: &str = "---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: istio, namespace: default}
+spec:
+  selector: {istio: ingressgateway}
+  servers:
+  - {port: {number: 80, name: http, protocol: HTTP}, hosts: [shop.example.com], tls: {httpsRedirect: true}}
+  - {port: {number: 443, name: https, protocol: HTTPS}, hosts: [\"*.example.com\"], tls: {mode: SIMPLE, credentialName: istio}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: istio, namespace: default}
+spec:
+  hosts: [shop.example.com]
+  gateways: [default/istio]
+  http:
+  - match: [{uri: {prefix: /headers}}]
+    route: [{destination: {host: web, port: {number: 80}}}]
+";
+
+/// Clients outside reach alpha through a Gateway of Istio, at an address of the pool.
+fn a_gateway_of_istio_serves_https(mesh: &Mesh) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = TestAuthority::root("the world's");
+    let roots = dir.path().join("roots.pem");
+    std::fs::write(&roots, authority.pem()).expect("a file in a temporary directory");
+    let roots = roots.display().to_string();
+    let certificate = authority.issue(&Leaf::named("*.example.com"));
+    mesh.apply("alpha", &(secret("istio", &certificate) + ISTIO));
+    let service = ["gateway", "status", "alpha/default/istio.istio-gateway"];
+    let mut address = String::new();
+    until(deadline(SOON), "the Gateway has an address", || {
+        let shown = mesh.canal(&service).stdout;
+        let words = shown.split(|c: char| !c.is_ascii_digit() && c != '.');
+        let mut addresses = words.filter(|word| word.starts_with("198.19.0."));
+        address = addresses.next().unwrap_or_default().to_owned();
+        !address.is_empty()
+    });
+    let get = |host: &str, more: &[&str]| https_code_at(mesh, &address, &roots, host, more);
+    until(deadline(SOON), "the Gateway serves HTTPS", || {
+        get("shop.example.com", &[]) == 200
+    });
+    assert_eq!(code(mesh, &address, "shop.example.com"), 301);
+    assert_eq!(code(mesh, &address, "a.example.com"), 404);
+    // The server takes the host, and no VirtualService does.
+    assert_eq!(get("a.example.com", &[]), 404);
+    assert_eq!(get("other.test", &[]), 0);
+    let kind = "gateways.networking.istio.io";
+    mesh.canal(&[
+        "delete", "--tenant", "alpha", kind, "istio", "-n", "default",
+    ])
     .ok();
+    until(
+        deadline(SOON),
+        "the Gateway's address is free again",
+        || get("shop.example.com", &[]) == 0,
+    );
 }
 
 /// A client follows the redirect of port 80 to port 443, by HTTP/2 there.
@@ -199,7 +275,9 @@ fn a_redirect_leads_to_https(mesh: &Mesh, roots: &str) {
     ];
     let format = "\n{\"code\":%{http_code},\"version\":\"%{http_version}\",\"redirects\":%{num_redirects},\"url\":\"%{url_effective}\"}";
     let url = ["-w", format, "http://shop.example.com/headers"];
-    let answered = mesh.run(CLIENT, &[&argv[..], &url].concat()).ok();
+    let answered = mesh
+        .run(CLIENT, &[&argv[..], &url].concat())
+        .expect_success();
     let (body, report) = answered
         .rsplit_once('\n')
         .expect("a report behind the body");
@@ -234,10 +312,13 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
             roots,
         ];
         let url = ["--resolve", &resolve, "https://shop.example.com/headers"];
-        mesh.run(CLIENT, &[&argv[..], &url].concat()).ok()
+        mesh.run(CLIENT, &[&argv[..], &url].concat())
+            .expect_success()
     };
     let before = serial();
     let ((), reports) = load_while(mesh, &clients, || {
+        // Two changes, so that the second replaces a certificate that was itself loaded at run
+        // time.
         for number in [2, 3] {
             let renewed = authority.issue(&Leaf {
                 serial: number,
@@ -247,9 +328,11 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
             mesh.apply("alpha", &secret("shop", &renewed));
             // Each handshake of a replica that has the new certificate presents it.
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 "new handshakes present the new certificate",
                 || {
+                    // One handshake shows one replica; ten in a row make it likely that all have
+                    // the certificate.
                     (0..10).all(|_| {
                         let shown = serial();
                         shown != last && shown != before
@@ -272,7 +355,7 @@ fn each_replica_serves_alone(mesh: &Mesh) {
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         for address in [ALPHA, BETA] {
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 &format!("{address} without {replica}"),
                 || (0..20).all(|_| code(mesh, address, "shop.example.com") == 200),
             );
@@ -281,13 +364,15 @@ fn each_replica_serves_alone(mesh: &Mesh) {
             .start(replica)
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         mesh.world
-            .wait_ready(deadline(SOON))
+            .wait_ready(deadline(STEP_TIMEOUT))
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         let count =
             |mesh: &Mesh| mesh.counted(replica, "istio_requests_total", &["response_code=\"200\""]);
-        until(deadline(SOON), &format!("{replica} serves again"), || {
-            code(mesh, ALPHA, "shop.example.com") == 200 && count(mesh) > 0
-        });
+        until(
+            deadline(STEP_TIMEOUT),
+            &format!("{replica} serves again"),
+            || code(mesh, ALPHA, "shop.example.com") == 200 && count(mesh) > 0,
+        );
     }
 }
 
@@ -296,7 +381,7 @@ fn a_gateway_without_an_address_disturbs_no_other(mesh: &Mesh) {
     let second = gateway(&format!("addresses: [{{value: {ALPHA}}}], ")).replace("public", "second");
     mesh.apply("beta", &second.replace("name: shop", "name: second"));
     let service = ["gateway", "status", "beta/default/second.gateway"];
-    until(deadline(SOON), "the reason is shown", || {
+    until(deadline(STEP_TIMEOUT), "the reason is shown", || {
         let shown = mesh.canal(&service).stdout;
         shown.contains("no gateway address in az1: another Gateway has the address")
     });

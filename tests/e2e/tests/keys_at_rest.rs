@@ -123,12 +123,37 @@ fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<FoundKey> {
         .collect()
 }
 
+/// Checks that neither swap nor a core dump can contain the memory of a key server.
+fn assert_memory_is_confined(mesh: &Mesh, host: &str) {
+    let pid = mesh.world.host(host).unwrap().pid().expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let locked = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmLck:"))
+        .unwrap_or_default()
+        .trim();
+    assert!(
+        !locked.starts_with("0 "),
+        "{host}: no memory is locked: {locked}"
+    );
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"))
+        .unwrap_or_default();
+    assert!(
+        core.split_whitespace().nth(4) == Some("0"),
+        "{host}: {core}"
+    );
+}
+
 #[test]
 fn private_keys_are_only_in_key_servers_and_there_sealed() {
     let mesh = up();
     let local = stored(&mesh, "alpha-n1");
     assert!(!local.is_empty(), "alpha's node keeps its keys");
     let found = searched(&mesh, "alpha-n1", &local);
+    // The search must find alpha's keys, or finding none of beta's would prove nothing.
     for owner in local.values() {
         let places = |kind: &str| {
             found
@@ -174,6 +199,7 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
         "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
         &[GATEWAY],
     ));
+    // Beta has six identities on these hosts, and each has a key in a key server at least.
     assert!(all.len() >= 6, "{:?}", all.values());
     for host in [
         "beta-n1",
@@ -191,25 +217,6 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
     for host in ["ks-1", "ks-2"] {
         let found = searched(&mesh, host, &all);
         assert!(found.is_empty(), "{host}: {found:?}");
-        let pid = mesh.world.host(host).unwrap().pid().expect("it runs");
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let locked = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmLck:"))
-            .unwrap_or_default()
-            .trim();
-        assert!(
-            !locked.starts_with("0 "),
-            "{host}: no memory is locked: {locked}"
-        );
-        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-        let core = limits
-            .lines()
-            .find(|line| line.starts_with("Max core file size"))
-            .unwrap_or_default();
-        assert!(
-            core.split_whitespace().nth(4) == Some("0"),
-            "{host}: {core}"
-        );
+        assert_memory_is_confined(&mesh, host);
     }
 }

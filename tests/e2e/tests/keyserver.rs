@@ -21,7 +21,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Simultaneous clients of each tenant.
 const CLIENTS: usize = 3;
 /// Maximum time of a handshake during a fault, shorter than any timeout.
@@ -30,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const NEAR: &str = "ks-2";
 /// Address of both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
-const GATEWAYS_OWN: &str = "ks-1";
+const GATEWAYS_KEY_SERVER: &str = "ks-1";
 /// Number of gateways in that AZ.
 const GATEWAYS: usize = 2;
 
@@ -68,6 +69,8 @@ fn mesh() -> &'static Mesh {
             for (tenant, fallback) in topology
                 .tenants
                 .iter_mut()
+                // Alpha falls back to local keys and beta refuses, so that each test sees both
+                // policies.
                 .zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse])
             {
                 tenant.keys = Some(TenantKeysTopology {
@@ -89,6 +92,7 @@ fn mesh() -> &'static Mesh {
                 .as_mut()
                 .and_then(|c| c.process.as_mut())
                 .expect("the world has a controller");
+            // Tests sign certificates for their own clients with these CAs.
             controller.args.extend([
                 "--ca-dir".into(),
                 authorities().0.path().display().to_string(),
@@ -96,12 +100,15 @@ fn mesh() -> &'static Mesh {
         });
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
-            until(deadline(SOON), "both tenants are served", || {
+            until(deadline(STEP_TIMEOUT), "both tenants are served", || {
                 mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200
             });
-            until(deadline(SOON), "and by the nodes themselves", || {
-                handshake(&mesh, tenant).reached()
-            });
+            // Nodes need a key of a key server too, which they may get later than gateways.
+            until(
+                deadline(STEP_TIMEOUT),
+                "and by the nodes themselves",
+                || handshake(&mesh, tenant).reached(),
+            );
         }
         mesh
     })
@@ -222,7 +229,7 @@ fn used(server: &str) -> u64 {
 fn recovered(what: &str, pids: &[Option<u32>]) {
     let before = used(NEAR);
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         &format!("{what}: the near key server is used again"),
         || {
             handshake(mesh(), "alpha");
@@ -248,7 +255,7 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         world.stop(NEAR).unwrap();
         for tenant in ["alpha", "beta"] {
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 "the key server of the other AZ serves both tenants",
                 || handshake(mesh(), tenant).reached(),
             );
@@ -263,7 +270,7 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         used("ks-1") > other,
         "the key server of the other AZ was used and counted"
     );
-    world.wait_host_ready(NEAR, deadline(SOON)).unwrap();
+    world.wait_host_ready(NEAR, deadline(STEP_TIMEOUT)).unwrap();
     recovered("killed", &pids);
 }
 
@@ -336,11 +343,11 @@ fn kill_and_stop(server: &str) {
     mesh().world.stop(server).unwrap();
 }
 
-fn back(server: &str) {
+fn start_and_wait(server: &str) {
     mesh().world.start(server).unwrap();
     mesh()
         .world
-        .wait_host_ready(server, deadline(SOON))
+        .wait_host_ready(server, deadline(STEP_TIMEOUT))
         .unwrap();
 }
 
@@ -362,18 +369,22 @@ fn a_gateway_without_its_key_server_follows_policy() {
             &[&format!("server=\"{server}\""), "what=\"handshake\""],
         )
     };
-    let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own key server is used", || {
-        ["alpha", "beta"]
-            .iter()
-            .all(|tenant| through_gateway(tenant).reached())
-            && by(GATEWAYS_OWN) > own
-    });
+    let own = by(GATEWAYS_KEY_SERVER);
+    until(
+        deadline(STEP_TIMEOUT),
+        "their own key server is used",
+        || {
+            ["alpha", "beta"]
+                .iter()
+                .all(|tenant| through_gateway(tenant).reached())
+                && by(GATEWAYS_KEY_SERVER) > own
+        },
+    );
     let (other, before) = (by("ks-2"), local());
-    kill_and_stop(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_KEY_SERVER);
     for tenant in ["alpha", "beta"] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             "the key server of the other AZ does it",
             || through_gateway(tenant).reached(),
         );
@@ -382,10 +393,11 @@ fn a_gateway_without_its_key_server_follows_policy() {
     assert!(
         counted(
             "canal_keys_failures_total",
-            &[&format!("server=\"{GATEWAYS_OWN}\"")]
+            &[&format!("server=\"{GATEWAYS_KEY_SERVER}\"")]
         ) > 0,
         "as is why"
     );
+    // A key server was left, so not even alpha needed its local fallback.
     assert_eq!(local(), before, "no handshake used a local key");
     kill_and_stop("ks-2");
     let refused = || {
@@ -395,33 +407,38 @@ fn a_gateway_without_its_key_server_follows_policy() {
         )
     };
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "alpha's gateways have keys of their own",
         || through_gateway("alpha").reached(),
     );
     assert!(local() > before, "which is counted");
+    // Beta's fallback is `Refuse`.
     let before = refused();
     let answer = through_gateway("beta");
     assert!(
         matches!(answer, TunnelAttempt::Refused(_)),
         "beta's may not: {answer:?}"
     );
-    until(deadline(SOON), "which is counted too, by name", || {
-        refused() > before
-    });
-    [GATEWAYS_OWN, "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || {
+    until(
+        deadline(STEP_TIMEOUT),
+        "which is counted too, by name",
+        || refused() > before,
+    );
+    [GATEWAYS_KEY_SERVER, "ks-2"]
+        .into_iter()
+        .for_each(start_and_wait);
+    until(deadline(STEP_TIMEOUT), "beta is back", || {
         through_gateway("beta").reached()
     });
-    let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own is used again", || {
-        through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own
+    let own = by(GATEWAYS_KEY_SERVER);
+    until(deadline(STEP_TIMEOUT), "their own is used again", || {
+        through_gateway("alpha").reached() && by(GATEWAYS_KEY_SERVER) > own
     });
     recovered("all dead, for gateways", &pids);
 }
 
 /// Edits a tenant's key settings, as an operator does.
-fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
+fn change_keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let path = mesh()
         .world
         .dir()
@@ -432,7 +449,7 @@ fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let changed = text.replace(from.0, to.0).replace(from.1, to.1);
     assert_ne!(changed, text, "{text}");
     std::fs::write(&path, changed).expect("written");
-    mesh().converge(deadline(SOON));
+    mesh().converge(deadline(STEP_TIMEOUT));
 }
 
 /// Returns the number of operations that key servers did for beta with RSA keys.
@@ -484,7 +501,9 @@ fn terminated() -> Result<(), Value> {
 fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let mesh = mesh();
     let served = || mesh.code("beta/default/client-0", "http://10.101.0.10/headers", &[]) == 200;
-    keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
+    // Keys move from key servers to hosts, back to key servers, and to the settings before: RSA is
+    // required in each place.
+    change_keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
     let stored = mesh.world.dir().join("data/beta-n2/certs");
     let rsa = |chain: &str| {
         let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("a certificate");
@@ -506,22 +525,27 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
             })
             .collect()
     };
-    until(deadline(SOON), "local: the node has RSA keys", || {
-        chains().iter().any(|chain| rsa(chain))
-    });
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
+        "local: the node has RSA keys",
+        || chains().iter().any(|chain| rsa(chain)),
+    );
+    until(
+        deadline(STEP_TIMEOUT),
         "local: the pod of RSA keys answers by the gateway",
+        // The gateway, the node and the pod have keys of their own, and all must have changed to
+        // RSA.
         || served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached(),
     );
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was used");
-    keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
+    change_keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "handshakes: both ends and the gateway",
         || {
             let answered =
                 served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
+            // The gateway and the endpoint's node are servers of one handshake each.
             answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
         },
     );
@@ -535,12 +559,15 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         "no key stays on the node"
     );
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "signatures: the gateway ends TLS", || {
-        terminated().is_ok()
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "signatures: the gateway ends TLS",
+        || terminated().is_ok(),
+    );
+    // A gateway that terminates TLS asks only for signatures.
     assert!(by_rsa("sign") > 0);
-    keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(deadline(SOON), "as before", || {
+    change_keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
+    until(deadline(STEP_TIMEOUT), "as before", || {
         served() && handshake(mesh, "beta").reached()
     });
 }
@@ -552,7 +579,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "the gateway ends TLS", || {
+    until(deadline(STEP_TIMEOUT), "the gateway ends TLS", || {
         terminated().is_ok()
     });
     let all_of = |what: &str| {
@@ -561,15 +588,15 @@ fn a_service_s_key_is_one_key_server_s() {
         })
     };
     all_of("both");
-    kill_and_stop(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_KEY_SERVER);
     let failed = (0..20).filter(|_| terminated().is_err()).count();
     println!("the gateways' own key server killed: {failed} of 20 handshakes failed");
     assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
-    back(GATEWAYS_OWN);
+    start_and_wait(GATEWAYS_KEY_SERVER);
     all_of("back");
     mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"])
-        .ok();
-    mesh.converge(deadline(SOON));
+        .expect_success();
+    mesh.converge(deadline(STEP_TIMEOUT));
 }
 
 /// Returns a component's certificate, obtained with its own token.
@@ -599,10 +626,13 @@ fn garbage_affects_no_handshake() {
     };
     assert_eq!(requester.ping(), KeyServerReply::Pong);
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
+    // The noise is the same in each run, so that a failure repeats. Its first bytes are too large a
+    // length.
     let noise: Vec<u8> = (0..FRAME_MAX).map(|n| (n * 7919 % 251) as u8).collect();
     let cases = [
         ("a length beyond all", frame(u32::MAX, b"x")),
         ("a length below all", frame(1, b"x")),
+        // A frame's body begins with eight bytes of ID and one of kind.
         ("an unknown kind", frame(9, &[0, 0, 0, 0, 0, 0, 0, 1, 0xff])),
         (
             "a body that ends too early",
@@ -637,6 +667,7 @@ fn garbage_affects_no_handshake() {
 /// nothing else.
 #[test]
 fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
+    // The channel certificate is obtained with the node's token, as a thief could.
     let credential = component(
         "beta-n1",
         "spiffe://components.canal/ns/beta/sa/node.beta-n1",
@@ -679,6 +710,8 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
             "a component's",
             "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
         ),
+        // An identity that does not exist is refused like one that exists, so that the reply
+        // reveals nothing.
         ("nobody's", "spiffe://beta.example/ns/default/sa/nobody"),
     ] {
         for answer in [
@@ -720,6 +753,7 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
         .as_array()
         .cloned()
         .unwrap_or_default();
+    // The stolen certificate is the newest: it was issued at the beginning of this test.
     let newest = all
         .iter()
         .filter(|c| c["identity"] == identity)
@@ -733,10 +767,11 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
         "--serial",
         newest["serial"].as_str().expect("a serial"),
     ])
-    .ok();
-    until(deadline(SOON), "the thief is refused", || {
+    .expect_success();
+    until(deadline(STEP_TIMEOUT), "the thief is refused", || {
         matches!(requester(&stolen).ping(), KeyServerReply::Closed(_))
     });
+    // The node has another certificate of the same identity; the revocation names one serial.
     assert!(handshake(mesh, "beta").reached(), "the node is not");
     assert_eq!(
         requester(&component("beta-n2", identity)).ping(),
@@ -753,7 +788,7 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(kill_and_stop);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(deadline(SOON), "alpha continues", || {
+    until(deadline(STEP_TIMEOUT), "alpha continues", || {
         handshake(mesh, "alpha").reached()
     });
     assert!(local() > before, "and it is counted");
@@ -769,9 +804,11 @@ fn without_any_key_server_policy_decides() {
             &["reason=\"no_key_server\""],
         )
     };
-    until(deadline(SOON), "which is counted by name", || counted() > 0);
-    ["ks-1", "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || {
+    until(deadline(STEP_TIMEOUT), "which is counted by name", || {
+        counted() > 0
+    });
+    ["ks-1", "ks-2"].into_iter().for_each(start_and_wait);
+    until(deadline(STEP_TIMEOUT), "beta is back", || {
         handshake(mesh, "beta").reached()
     });
     recovered("all dead", &pids);

@@ -207,7 +207,7 @@ fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
                 gateway,
                 &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"],
             )
-            .ok();
+            .expect_success();
         for (sum, name) in sums
             .iter_mut()
             .zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"])
@@ -233,7 +233,7 @@ fn forget_paths(mesh: &Mesh) {
                 "ip -4 route flush cache && ip -6 route flush cache",
             ],
         )
-        .ok();
+        .expect_success();
     }
 }
 
@@ -251,10 +251,12 @@ fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
 #[test]
 fn transfers_go_on_when_links_narrow() {
     let mesh = mesh("e2e-mtu", [&[], &[]], [&[], &[]]);
+    // A change of nothing shows that the default MTU fits, so that later failures are the links'.
     check(&mesh, "client-0", "as it comes", || {});
     check(&mesh, "client-0", "the tier's links narrow to 1500", || {
         set_mtu(&mesh, &TIER1, 1500)
     });
+    // 1600 bytes is the world's MTU of these links, more than the tier needs.
     set_mtu(&mesh, &TIER1, 1600);
     assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
     let by_edge = || edge(&mesh, "edge-1", "too_big");
@@ -270,7 +272,7 @@ fn transfers_go_on_when_links_narrow() {
             })
             .sum::<u64>()
     };
-    for (what, hosts, drop_lines) in [
+    for (what, hosts, count_too_big) in [
         (
             "the replicas' links",
             &TIER1[1..],
@@ -278,8 +280,9 @@ fn transfers_go_on_when_links_narrow() {
         ),
         ("the edge's link", &TIER1[..1], &by_edge),
     ] {
+        // A sender that has learned a path's MTU would not meet the narrow link.
         forget_paths(&mesh);
-        let before = drop_lines();
+        let before = count_too_big();
         check(
             &mesh,
             "client-0",
@@ -289,14 +292,15 @@ fn transfers_go_on_when_links_narrow() {
         until(
             deadline(SEEN_WITHIN),
             &format!("{what}: senders learn the MTU"),
-            || drop_lines() > before,
+            || count_too_big() > before,
         );
         set_mtu(&mesh, &TIER1, 1600);
     }
     forget_paths(&mesh);
-    let torn = fragments(&mesh);
+    let fragments_before = fragments(&mesh);
 
     let translated = edge(&mesh, "edge-1", "icmp_translated");
+    // 1300 bytes is less than any MTU that senders learned above.
     let clients = TENANTS.map(|tenant| format!("{tenant}/default/client-0"));
     check(
         &mesh,
@@ -328,7 +332,8 @@ fn transfers_go_on_when_links_narrow() {
         after[0] > before[0],
         "no replica heard that what it dialled has become narrow: {before:?}, {after:?}"
     );
-    assert_eq!(fragments(&mesh), torn, "{}", drops(&mesh));
+    // ICMP must prevent fragments on the changed links; those before are in the baseline.
+    assert_eq!(fragments(&mesh), fragments_before, "{}", drops(&mesh));
 }
 
 /// AZ 1: an edge that accepts less than its replicas announce, so that senders learn it by ICMP
@@ -384,17 +389,20 @@ fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
             let received = icmp.receive_one(deadline(Duration::from_secs(2)), |h| {
                 h.about.is_some_and(|(about, ..)| about == source)
             });
+            // ICMPv6 Packet Too Big, and ICMP Destination Unreachable with Fragmentation Needed.
             let kind = if is_v6 { (2, 0) } else { (3, 4) };
             let expected = IcmpPacket {
                 from: address,
                 kind,
+                // The edge accepts 1350 bytes in this world (`--mtu`).
                 mtu: 1350,
                 about: Some((source, (address, 9).into(), 17)),
             };
             assert_eq!(received, Some(expected), "{pod} to {address}");
+            // The sender's kernel must accept the error too, and use it for the route.
             let route = || {
                 mesh.run(&pod, &["ip", "route", "get", &address.to_string()])
-                    .ok()
+                    .expect_success()
             };
             until(
                 deadline(SEEN_WITHIN),

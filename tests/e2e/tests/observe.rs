@@ -12,7 +12,8 @@ use canal_timing::deadline;
 use rustix::process::Signal;
 use sha2::{Digest, Sha256};
 
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// A host of the provider's, which reaches the controller and is not captured.
 const OPERATOR_HOST: &str = "edge-1";
 const ALPHA: &str = "alpha/default/client-0";
@@ -53,7 +54,7 @@ fn setup() -> &'static ObserveWorld {
         let new = principals.with_extension("new");
         std::fs::write(&new, text).expect("the principals");
         std::fs::rename(new, principals).expect("the principals");
-        until(deadline(SOON), "the operators are known", || {
+        until(deadline(STEP_TIMEOUT), "the operators are known", || {
             setup.canal("bob", "status").code == Some(0)
         });
         setup
@@ -116,7 +117,7 @@ impl ObserveWorld {
     }
 
     fn wait_for_answer(&self, pod: &str, path: &str) {
-        until(deadline(SOON), "the service answers", || {
+        until(deadline(STEP_TIMEOUT), "the service answers", || {
             self.mesh.code(
                 pod,
                 &format!("http://web-0.default.svc.cluster.local{path}"),
@@ -127,7 +128,7 @@ impl ObserveWorld {
 
     /// Sends requests until a client has ended.
     fn request_until_ended(&self, pod: &str, path: &str, child: &mut Child) {
-        until(deadline(SOON), "the client has seen enough", || {
+        until(deadline(STEP_TIMEOUT), "the client has seen enough", || {
             self.wait_for_answer(pod, path);
             child.try_wait().expect("it is ours").is_some()
         });
@@ -153,7 +154,7 @@ fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
         "root",
         "tap -n 1 --tenant beta --path /blob?size=10&b -o json",
     );
-    until(deadline(SOON), "all have seen their own", || {
+    until(deadline(STEP_TIMEOUT), "all have seen their own", || {
         setup.wait_for_answer(ALPHA, "/blob?size=10&a");
         setup.wait_for_answer(BETA, "/blob?size=10&b");
         [&mut ann, &mut bob, &mut root]
@@ -171,7 +172,7 @@ fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
             "{name}: {}",
             output.stderr
         );
-        let out = output.ok();
+        let out = output.expect_success();
         assert!(!out.is_empty());
         for line in out.lines() {
             let request: serde_json::Value = serde_json::from_str(line).expect("JSON");
@@ -230,7 +231,7 @@ fn logs(setup: &ObserveWorld, operator: &str) -> String {
     let of = |name: &String| match setup.canal(operator, &format!("logs {name}")) {
         // The gateway has left meanwhile, or the tenant has left the gateway.
         output if output.code == Some(5) => String::new(),
-        output => output.ok(),
+        output => output.expect_success(),
     };
     setup.gateways(operator).iter().map(of).collect()
 }
@@ -262,6 +263,8 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
         .iter()
         .map(|t| t["tenant"].clone())
         .collect();
+    // Certificates and subscriptions belong to the provider's process, so tenants' operators see
+    // neither.
     assert!(
         tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(),
         "{operator}: {dump}"
@@ -270,12 +273,13 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
         !dump.to_string().contains(&format!("{other}.example")),
         "{operator}: {dump}"
     );
-    let metrics = setup.canal(operator, "metrics").ok();
+    let metrics = setup.canal(operator, "metrics").expect_success();
     let series: Vec<_> = metrics
         .lines()
         .filter(|line| !line.starts_with('#'))
         .collect();
     assert!(
+        // An empty result would pass the check below.
         series
             .iter()
             .any(|line| line.starts_with("istio_requests_total{instance=\"gw-")),
@@ -292,11 +296,12 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
 #[test]
 fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     let setup = setup();
+    // Each tenant has many lines, so that lines of both in one log would be noticed.
     for _ in 0..20 {
         setup.wait_for_answer(ALPHA, "/blob?size=10&log-a");
         setup.wait_for_answer(BETA, "/blob?size=10&log-b");
     }
-    until(deadline(SOON), "the lines are written", || {
+    until(deadline(STEP_TIMEOUT), "the lines are written", || {
         logs(setup, "ann").contains("&log-a") && logs(setup, "bob").contains("&log-b")
     });
     for (operator, own, other) in [("ann", "alpha", "beta"), ("bob", "beta", "alpha")] {
@@ -305,7 +310,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     assert!(
         setup
             .canal("ann", "logs alpha-n1 --tail 5")
-            .ok()
+            .expect_success()
             .lines()
             .count()
             <= 5
@@ -313,7 +318,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     assert_eq!(
         setup
             .canal("ann", "config dump alpha-n1 --part node")
-            .ok()
+            .expect_success()
             .trim(),
         "\"alpha-n1\""
     );
@@ -324,11 +329,11 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         dump.code == Some(0) && dump.json()["engine"]["tenants"].as_array().map(Vec::len) == Some(2)
     };
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the provider sees both tenants of a gateway",
         || setup.gateways("root").iter().any(is_whole),
     );
-    // The world's own access to the tap gives the same result.
+    // A name that does not exist ends with exit code 5 for the world's own access too.
     let tap = setup.mesh.canal(&["tap", "--tenant", "nosuch"]);
     assert!(
         tap.code == Some(5) && tap.stderr.contains("there is no tenant"),
@@ -343,6 +348,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let mut tap = setup.spawn("ann", "tap --path /blob?size=10&many -o json");
     let mut other = setup.spawn("ann", "tap -n 3 --path /blob?size=10&other");
     wait_for_tap(&mut tap);
+    // Each line has the padded path, so that 3,000 lines exceed the pipe and the gateway's queue.
     let pad = "p".repeat(3000);
     let url =
         format!("http://web-0.default.svc.cluster.local/blob?size=10&many=[1-3000]&pad={pad}");
@@ -357,13 +363,14 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
         "%{http_code}\\n",
         &url,
     ];
-    let codes = setup.mesh.run(ALPHA, &argv).ok();
+    let codes = setup.mesh.run(ALPHA, &argv).expect_success();
     assert!(
         codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"),
         "requests are not delayed"
     );
+    // Another reader gets its lines while this one is stalled.
     setup.request_until_ended(ALPHA, "/blob?size=10&other", &mut other);
-    setup.mesh.end("other", other).ok();
+    setup.mesh.end("other", other).expect_success();
     let dropped = || {
         setup.mesh.counted_at(
             "gateway",
@@ -375,9 +382,11 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     assert!(output.stdout.lines().count() < 3000, "it did not see all");
     // The next lines report what the queue dropped. The reader left before it read them; the
     // gateways counted them.
-    until(deadline(SOON), "lines are counted as dropped", || {
-        dropped() > 0 || output.stderr.contains("lines dropped")
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "lines are counted as dropped",
+        || dropped() > 0 || output.stderr.contains("lines dropped"),
+    );
 }
 
 #[test]

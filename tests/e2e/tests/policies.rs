@@ -16,13 +16,14 @@ const GAMMA: &str = "gamma/default/client-0";
 const GATEWAY: &str = "gw-1";
 /// Number of policies that are too large, beside one that is not. A data plane that received them
 /// used to refuse 256 responses and then all others.
-const BAD: usize = 300;
+const BAD_POLICIES: usize = 300;
 /// Number of values and of negated values: each list is within the limit, both together are not.
 const VALUES: usize = 600;
 /// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if
 /// all of them have a head.
 const HEADS: u64 = 128;
-const SOON: Duration = Duration::from_secs(30);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns a mesh with three tenants that have the same addresses behind one gateway.
 fn mesh() -> &'static Mesh {
@@ -49,7 +50,7 @@ fn mesh() -> &'static Mesh {
             topology.tenants.push(gamma);
         });
         for pod in [ALPHA, BETA, GAMMA] {
-            until(deadline(SOON), &format!("{pod} is served"), || {
+            until(deadline(STEP_TIMEOUT), &format!("{pod} is served"), || {
                 code(&mesh, pod, "/headers") == 200
             });
         }
@@ -143,10 +144,10 @@ fn forget(mesh: &Mesh, host: &str) -> usize {
 
 /// Checks that beta's policy is in force, that beta and gamma are served, and that their services
 /// have all heads.
-fn others_are_whole(mesh: &Mesh, when: &str) {
+fn check_others_are_served(mesh: &Mesh, when: &str) {
     for service in ["beta/default/web", "gamma/default/web"] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{when}: {service} has its heads"),
             || heads(mesh, service) == HEADS,
         );
@@ -157,7 +158,7 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
         (BETA, "/secret", 403),
     ] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{when}: {pod} gets {wanted} for {path}"),
             || code(mesh, pod, path) == wanted,
         );
@@ -177,7 +178,8 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
 /// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in
 /// its files, which are in force as denials.
 fn bad_policies(mesh: &Mesh) {
-    let all: Vec<String> = (0..BAD)
+    // Each policy has 1,200 values, more than the 1,024 that a policy may have.
+    let all: Vec<String> = (0..BAD_POLICIES)
         .map(|n| too_large(&format!("bad-{n}"), "web-l7"))
         .chain([too_large("bad-web", "web")])
         .collect();
@@ -207,7 +209,8 @@ fn bad_policies(mesh: &Mesh) {
         "and nothing of it changed"
     );
     // When another tenant's DENY was lost, alpha had one good policy beside its bad ones.
-    apply(mesh, "alpha", &deny("a0", "/nothing")).ok();
+    apply(mesh, "alpha", &deny("a0", "/nothing")).expect_success();
+    // Files are not refused as requests are: a policy in a file that does not compile denies.
     for (n, part) in all.chunks(50).enumerate() {
         std::fs::write(
             mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")),
@@ -217,13 +220,13 @@ fn bad_policies(mesh: &Mesh) {
     }
     let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "alpha gets diagnostics about its files",
         || known().contains("more than 1024"),
     );
     println!(
         "{} policies of alpha's are in force as denials, {} reported in status",
-        BAD + 1,
+        BAD_POLICIES + 1,
         problems(&mesh.canal(&["status", "-o", "json"]).json()["diagnostics"])
     );
 }
@@ -234,17 +237,17 @@ fn bad_policies(mesh: &Mesh) {
 #[test]
 fn one_tenants_bad_policies_affect_no_other_tenant() {
     let mesh = mesh();
-    apply(mesh, "beta", &deny("secret", "/secret")).ok();
-    until(deadline(SOON), "beta's policy holds", || {
+    apply(mesh, "beta", &deny("secret", "/secret")).expect_success();
+    until(deadline(STEP_TIMEOUT), "beta's policy holds", || {
         code(mesh, BETA, "/secret") == 403
     });
     bad_policies(mesh);
-    mesh.converge(deadline(SOON));
-    others_are_whole(mesh, "with the gateway that ran before");
+    mesh.converge(deadline(STEP_TIMEOUT));
+    check_others_are_served(mesh, "with the gateway that ran before");
     let closed = |app: &str, number: u32| {
         let url = format!("http://10.101.0.{number}/headers");
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("alpha's policies deny what is {app}'s"),
             || mesh.code(ALPHA, &url, &[]) == 403,
         );
@@ -258,31 +261,41 @@ fn one_tenants_bad_policies_affect_no_other_tenant() {
     );
 
     mesh.world.stop(GATEWAY).unwrap();
+    // Without its state file the gateway must get everything from the controller again.
     let gone = forget(mesh, GATEWAY);
     mesh.world.start(GATEWAY).unwrap();
     // The gateway admits no client before it is ready; from then on the policy is in force.
-    mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
-    let opened = until(deadline(SOON), "the cold gateway answers beta", || {
-        code(mesh, BETA, "/secret") != 0
-    });
+    mesh.world
+        .wait_host_ready(GATEWAY, deadline(STEP_TIMEOUT))
+        .unwrap();
+    let opened = until(
+        deadline(STEP_TIMEOUT),
+        "the cold gateway answers beta",
+        || code(mesh, BETA, "/secret") != 0,
+    );
     println!(
         "a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}",
         code(mesh, BETA, "/secret")
     );
-    others_are_whole(mesh, "with a cold gateway");
+    check_others_are_served(mesh, "with a cold gateway");
     closed("web", 10);
 
+    // After a plain restart the gateway begins with its state file.
     mesh.world.restart(GATEWAY).unwrap();
-    mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
-    others_are_whole(mesh, "with a gateway from its disk");
-    until(deadline(SOON), "alpha's service has its heads too", || {
-        heads(mesh, "alpha/default/web") == HEADS
-    });
+    mesh.world
+        .wait_host_ready(GATEWAY, deadline(STEP_TIMEOUT))
+        .unwrap();
+    check_others_are_served(mesh, "with a gateway from its disk");
+    until(
+        deadline(STEP_TIMEOUT),
+        "alpha's service has its heads too",
+        || heads(mesh, "alpha/default/web") == HEADS,
+    );
     let status = mesh.canal(&["status", "-o", "json"]).json();
     assert!(
         status["diagnostics"].to_string().contains("more than 1024"),
         "status tells of it: {}",
         status["diagnostics"]
     );
-    mesh.converge(deadline(SOON));
+    mesh.converge(deadline(STEP_TIMEOUT));
 }

@@ -110,7 +110,7 @@ fn http_bodies_arrive_byte_exact() {
             let url = format!("http://{address}");
             for (tenant, output) in in_both(&["sh", "-c", BODIES, &url, protocol]) {
                 assert_eq!(
-                    output.ok().trim(),
+                    output.expect_success().trim(),
                     "all right",
                     "{tenant}: {url}: {protocol}"
                 );
@@ -169,6 +169,8 @@ fn keep_alive_load_is_answered_without_a_loss() {
 fn grpc_unary_streams_trailers_and_statuses() {
     for address in both(20, 9000) {
         for mode in ["unary", "server-stream", "client-stream", "bidi"] {
+            // One empty message, many small ones, and some that exceed HTTP/2's initial window of
+            // 64 KiB.
             for (count, size) in [("1", "0"), ("50", "1000"), ("4", "2000000")] {
                 sample(&[
                     "grpc-client",
@@ -181,6 +183,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                     size,
                 ]);
             }
+            // A status message with characters that gRPC must percent-encode.
             sample(&[
                 "grpc-client",
                 &address,
@@ -194,6 +197,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                 "a/b %",
             ]);
         }
+        // Messages 100 ms apart, so that each passes alone and not with the next one.
         sample(&[
             "grpc-client",
             &address,
@@ -255,7 +259,7 @@ fn grpc_interop_passes() {
                 if attempt == tries || outputs.iter().all(|(_, output)| output.code == Some(0)) {
                     outputs
                         .into_iter()
-                        .for_each(|(_, output)| drop(output.ok()));
+                        .for_each(|(_, output)| drop(output.expect_success()));
                     break;
                 }
             }
@@ -417,7 +421,9 @@ fn redis_answers() {
                 .into_iter()
                 .chain(argv.iter().copied())
                 .collect();
-            mesh().run(&format!("{tenant}/default/client-0"), &all).ok()
+            mesh()
+                .run(&format!("{tenant}/default/client-0"), &all)
+                .expect_success()
         };
         for tenant in TENANTS {
             assert_eq!(ask(tenant, &["ping"]).trim(), "PONG");
@@ -485,7 +491,7 @@ fn a_service_without_endpoints_is_unavailable() {
             "http://10.101.0.70/",
         ],
     );
-    assert_eq!(output.ok().trim(), "503");
+    assert_eq!(output.expect_success().trim(), "503");
 }
 
 /// Destinations outside the mesh are refused by default, and so is everything of another tenant: it
@@ -493,6 +499,8 @@ fn a_service_without_endpoints_is_unavailable() {
 /// client's own tenant.
 #[test]
 fn the_outside_is_refused_and_tenants_meet_only_themselves() {
+    // No service has the first two addresses. The others are the controller's, the tier's inner
+    // addresses of services, a node's with VXLAN's port, and one outside.
     let targets = [
         "10.101.77.77:80",
         "[fd00:101::7777]:80",
@@ -517,6 +525,7 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
             );
         }
     }
+    // Beta's pod has the same address as a pod of alpha's, so each tenant must reach its own.
     let hosts = mesh().world.hosts().unwrap();
     let environment = &hosts
         .iter()
@@ -543,7 +552,7 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
             "-",
             url,
         ]) {
-            let head = output.ok();
+            let head = output.expect_success();
             assert!(
                 head.contains(&format!("x-served-by: blob-{tenant}")),
                 "{tenant} asked {url}: {head}"

@@ -19,7 +19,8 @@ use serde_json::Value;
 /// A pod on a node that runs no part of the mesh, and another tenant's.
 const BARE: &str = "alpha/default/bare-0";
 const BETA_BARE: &str = "beta/default/bare-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 const SHOP: &str = "shop.example.com";
 
 /// The CAs of alpha's identities and of its shop's public certificate.
@@ -50,6 +51,7 @@ fn setup() -> &'static ProxylessCase {
             TestAuthority::root("alpha"),
             TestAuthority::root("the world's"),
         );
+        // The test has the CA's key, so that it can issue certificates for clients.
         for (name, text) in [
             ("root-cert.pem", alpha.pem()),
             ("cert-chain.pem", alpha.pem()),
@@ -63,6 +65,7 @@ fn setup() -> &'static ProxylessCase {
         write("tls/default.web-open.crt", &shop.chain);
         write("tls/default.web-open.key", &shop.key);
         write("tls/allow.yaml", ALLOWED);
+        // Alpha's keys are only in its own key server, and without it there is no fallback.
         let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
             let keys = TenantKeysTopology {
                 location: TopologyKeyLocation::KeyServer,
@@ -138,7 +141,7 @@ fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Val
 #[test]
 fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     let name = "web.default.svc.cluster.local";
-    until(deadline(SOON), "TLS ends at the gateway", || {
+    until(deadline(STEP_TIMEOUT), "TLS ends at the gateway", || {
         page(BARE, "web", name, "alpha.pem", &[])["ok"] == true
     });
     let report = page(BARE, "web", name, "alpha.pem", &["-n", "20"]);
@@ -180,9 +183,10 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
 #[test]
 fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     let setup = setup();
-    until(deadline(SOON), "the shop is served", || {
+    until(deadline(STEP_TIMEOUT), "the shop is served", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
+    // The key is used repeatedly before gateways are searched for it.
     let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
     assert_eq!(report["ok"], true, "{report}");
     let leaf = CertificateDer::from_pem_slice(setup.shop.chain.as_bytes()).expect("a certificate");
@@ -202,10 +206,13 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
             .collect();
         assert!(found.is_empty(), "{gateway}: {found:?}");
     }
+    // Without this, a search that finds nothing would also leave the gateways clean.
     let stored = memory::in_files(&setup.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
     assert!(!stored.is_empty(), "the search finds it at home");
     let list = setup.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
     std::fs::write(&list, "allow: {}\n").expect("the list");
+    // The key server reads the list for each signature, so the result changes with the next
+    // handshake.
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
         false,
@@ -228,6 +235,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
         true,
         "and at once again"
     );
+    // Nothing falls back to another key, since the shop's key is nowhere else.
     setup.mesh.world.stop("alpha-ks").unwrap();
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
@@ -235,7 +243,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
         "without it there is no signature"
     );
     setup.mesh.world.start("alpha-ks").unwrap();
-    until(deadline(SOON), "it is back", || {
+    until(deadline(STEP_TIMEOUT), "it is back", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
 }
@@ -248,6 +256,7 @@ fn clients_may_have_to_prove_themselves() {
     let member = setup
         .alpha
         .issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    // The name is right, but the issuer is not the tenant's CA.
     let foreign =
         TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
     let file = |name: &str, text: &str| {
@@ -273,7 +282,7 @@ fn clients_may_have_to_prove_themselves() {
             words.as_ref().map_or(&[][..], |words| &words[..]),
         )
     };
-    until(deadline(SOON), "a member is admitted", || {
+    until(deadline(STEP_TIMEOUT), "a member is admitted", || {
         ask(Some(&own))["ok"] == true
     });
     assert_eq!(
@@ -286,6 +295,7 @@ fn clients_may_have_to_prove_themselves() {
         false,
         "nor is a client without a certificate"
     );
+    // Plaintext to the TLS port must not reach the application either.
     assert_ne!(
         setup.mesh.code(
             BARE,
@@ -315,7 +325,7 @@ fn a_key_is_of_one_namespace() {
     let before = refused();
     setup().mesh.apply("alpha", OTHER);
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "its key is requested and does not exist",
         || {
             let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
@@ -352,7 +362,7 @@ fn no_tenant_borrows_anothers_key_server() {
             "beta speaks with alpha's key: {report}"
         );
     }
-    until(deadline(SOON), "alpha does", || {
+    until(deadline(STEP_TIMEOUT), "alpha does", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
 }
@@ -381,10 +391,11 @@ impl GuardOfInterfaces {
         };
         for words in [
             "link add guard0 type veth peer name guard1",
+            // 1600 bytes is the MTU of the world's underlay links.
             "link set guard0 mtu 1600 up",
         ] {
             let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
-            mesh.run(Self::HOST, &argv).ok();
+            mesh.run(Self::HOST, &argv).expect_success();
         }
         // Pins are on a filesystem that disappears with the world.
         let pins = mesh
@@ -409,6 +420,8 @@ impl GuardOfInterfaces {
             ("--root-ca", mesh.world.root_ca().display().to_string()),
             (
                 "--token-file",
+                // The agent guards interfaces by its bindings alone, so the controller need not
+                // know its token.
                 file("token", "a-token-that-nobody-has-0123456789abcdef"),
             ),
             ("--data-dir", dir.display().to_string()),
@@ -441,8 +454,9 @@ impl GuardOfInterfaces {
             running.kill().expect("it runs");
             running.wait().expect("it ends");
         }
-        mesh.run(Self::HOST, &argv).ok();
-        mesh.run(Self::HOST, &["ip", "link", "del", "guard0"]).ok();
+        mesh.run(Self::HOST, &argv).expect_success();
+        mesh.run(Self::HOST, &["ip", "link", "del", "guard0"])
+            .expect_success();
     }
 }
 
@@ -467,7 +481,9 @@ fn container(mesh: &Mesh, pod: &str) -> (String, serde_json::Value) {
         environment.ip4.expect("an address"),
         environment.ip6.expect("an address"),
     );
-    let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
+    let link = mesh
+        .run(pod, &["ip", "-o", "link", "show", "eth0"])
+        .expect_success();
     let mac = link
         .split_once("link/ether ")
         .and_then(|(_, mac)| mac.split(' ').next())
@@ -527,7 +543,7 @@ fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
                 &format!("count={frames}"),
             ],
         )
-        .ok();
+        .expect_success();
     }
 }
 
@@ -543,7 +559,7 @@ fn a_containers_interface_determines_its_address() {
     let url = "http://web.default.svc.cluster.local/headers";
     for pod in [BARE, &other] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{pod} is served before there is a guard"),
             || mesh.code(pod, url, &[]) == 200,
         );
@@ -554,7 +570,11 @@ fn a_containers_interface_determines_its_address() {
             line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2")
         })
     };
-    until(deadline(SOON), "both interfaces are guarded", guarded);
+    until(
+        deadline(STEP_TIMEOUT),
+        "both interfaces are guarded",
+        guarded,
+    );
     let refused = |interface: &str| {
         let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
         mesh.counted(
@@ -565,7 +585,7 @@ fn a_containers_interface_determines_its_address() {
     };
     for pod in [BARE, &other] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{pod} uses its own address and is served"),
             || mesh.code(pod, url, &[]) == 200,
         );
@@ -589,8 +609,9 @@ fn a_containers_interface_determines_its_address() {
     );
     send_with_foreign_addresses(mesh, &other, FRAMES);
     let took = until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "each frame is counted at its incoming interface",
+        // Each family gets `FRAMES` frames.
         || refused(&theirs) - before.1 >= 2 * FRAMES,
     );
     let report = mesh

@@ -76,6 +76,7 @@ fn names_are_those_without_the_mesh() {
     let [own4, own6] = addresses(CLIENT);
     let [pod4, pod6] = addresses(SERVER);
     let mapped = format!("::ffff:{own4}");
+    // IPPROTO_MPTCP: such sockets must be captured like TCP's.
     const MPTCP: &str = "262";
     for (case, to, protocol, bind, own) in [
         ("a service", "10.101.0.50", "0", "", &own4),
@@ -188,6 +189,8 @@ fn connect(to: &str) -> String {
 #[test]
 fn unreachable_destinations_are_refused_by_connect() {
     let [own4, _] = addresses(CLIENT);
+    // 15001, 15006 and 15008 are the mesh's own ports, as in Istio; applications must not dial
+    // them.
     let [pod4, pod6] = addresses(SERVER);
     let reserved = [
         format!("{pod4} 15008"),
@@ -207,6 +210,8 @@ fn unreachable_destinations_are_refused_by_connect() {
         (
             "outside_mesh",
             vec![
+                // No service has the first two addresses; the others are outside the tenant's
+                // ranges.
                 "10.101.0.200 80",
                 "fd00:101::200 80",
                 "8.8.8.8 53",
@@ -220,6 +225,7 @@ fn unreachable_destinations_are_refused_by_connect() {
         ),
         (
             "gateway_address",
+            // A free address of the tenant's gateway range.
             vec!["10.102.15.250 80", "10.102.15.250 15008"],
         ),
     ] {
@@ -244,6 +250,7 @@ fn unreachable_destinations_are_refused_by_connect() {
         until(deadline(COUNTED_WITHIN), reason, || {
             counted() >= before + refused.len() as u64
         });
+        // Refusals must not have blocked the destinations that exist.
     }
     let reached: Vec<&str> = ["10.101.0.50 7000", "fd00:101::50 7002"]
         .into_iter()
@@ -287,7 +294,7 @@ spec:
     });
     mesh()
         .canal(&["delete", "--tenant", "alpha", "service", "later"])
-        .ok();
+        .expect_success();
     until(
         deadline(AT_ONCE),
         "refused as soon as it is removed",
@@ -348,6 +355,7 @@ fn ftp_works_in_active_mode() {
     );
     let to = dir.path().join("got");
     for (case, host, more) in [
+        // `--disable-eprt` makes curl use PORT, which has IPv4 only.
         ("PORT", pod4.clone(), &["--disable-eprt"][..]),
         ("EPRT", pod4, &[][..]),
         ("EPRT, IPv6", format!("[{pod6}]"), &[][..]),

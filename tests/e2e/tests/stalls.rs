@@ -13,7 +13,8 @@ use canal_timing::deadline;
 const CLIENT: &str = "alpha/default/client-0";
 const FAR: &str = "alpha/default/client-far-0";
 const OTHER_TENANT: &str = "beta/default/client-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections that share one HBONE connection.
 const COUNT: &str = "100";
 const PROGRAM: &str = include_str!("../programs/stalls.py");
@@ -132,7 +133,8 @@ fn stall(case: &StallCase) -> Child {
 
 #[test]
 fn clients_that_do_not_read_block_no_other_client() {
-    let held = || {
+    // Buffered bytes count against the tenant's share, and both proxies have one.
+    let charged_bytes = || {
         ["gateway", "node"]
             .map(|kind| {
                 mesh().counted_at(
@@ -153,7 +155,8 @@ fn clients_that_do_not_read_block_no_other_client() {
             .map(|kind| mesh().counted_at(kind, "canal_hbone_stalled_streams", &[]))
             .sum::<u64>()
     };
-    until(deadline(SOON), "the new service is known", || {
+    // The service was applied when the mesh came up; both nodes must have it.
+    until(deadline(STEP_TIMEOUT), "the new service is known", || {
         [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51"))
     });
     assert_others_are_served("at first");
@@ -161,9 +164,11 @@ fn clients_that_do_not_read_block_no_other_client() {
         let mut child = stall(case);
         assert_others_are_served(case.road);
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             "what they hold is charged to their tenant",
-            || held() > 0 && stalled() > 0,
+            // Both must be above zero: bytes without a stalled stream would be a transfer in
+            // progress.
+            || charged_bytes() > 0 && stalled() > 0,
         );
         // `timeout`, under which every client of a mesh runs, forwards the signal.
         rustix::process::kill_process(
@@ -173,8 +178,10 @@ fn clients_that_do_not_read_block_no_other_client() {
         .expect("it runs");
         child.wait().expect("the program ends");
         assert_others_are_served(&format!("{}, closed", case.road));
-        until(deadline(SOON), "their permits are returned", || {
-            held() == 0 && stalled() == 0
+        // Buffers of a stalled client must be freed when it ends, or they would leak from the
+        // share.
+        until(deadline(STEP_TIMEOUT), "their permits are returned", || {
+            charged_bytes() == 0 && stalled() == 0
         });
     }
 }

@@ -93,7 +93,7 @@ fn throttle(service: Option<&str>, of: &str, rate: u64) -> String {
 fn lift() {
     mesh()
         .canal(&["delete", "--tenant", "beta", "Throttle", "flood"])
-        .ok();
+        .expect_success();
     mesh().converge(deadline(Duration::from_secs(10)));
 }
 
@@ -186,7 +186,7 @@ async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
 
 /// Result of a flood.
 struct FloodResult {
-    let_in: u64,
+    admitted: u64,
     served: u64,
     /// Sessions accepted by user space, without alpha's and the spared service's.
     accepted: u64,
@@ -262,7 +262,7 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before)
         .saturating_sub(alphas + spared);
     FloodResult {
-        let_in: answered.len() as u64,
+        admitted: answered.len() as u64,
         served: answered.iter().filter(|answered| **answered).count() as u64,
         accepted,
         took,
@@ -290,6 +290,7 @@ fn least(rate: u64, flood: Duration) -> u64 {
 #[test]
 fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
     let mesh = mesh();
+    // With a limit of one service, another service of the tenant must not be limited.
     for (scope, counter, spared) in [
         (Some("web-0"), "service_sessions", 40),
         (None, "tenant_sessions", 0),
@@ -299,14 +300,17 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
         for is_v6 in [false, true] {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
+            // The bucket must be full at the beginning, or the previous flood would lower the
+            // result.
             std::thread::sleep(FULL_AGAIN);
             let FloodResult {
-                let_in,
+                admitted,
                 served,
                 accepted,
                 took,
             } = sessions(to, spared);
-            lost += SESSIONS - let_in;
+            // Each SYN that was not admitted is dropped and counted.
+            lost += SESSIONS - admitted;
             // For a limit of the whole tenant, a replica's part is its largest share of any of the
             // tenant's services, which may be another one.
             let most = if scope.is_some() {
@@ -317,12 +321,16 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             println!(
                 "{counter}, {to}: {SESSIONS} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most"
             );
+            // Fewer sessions than twice the limit would not be a flood, and the upper bound would
+            // prove nothing.
             timed!(
                 SESSIONS > 2 * most,
                 "sessions are a flood, {counter}, {}",
                 family(to.ip())
             );
-            assert_eq!(served, let_in, "admitted sessions are served");
+            assert_eq!(served, admitted, "admitted sessions are served");
+            // The tokens of the burst and of one second are the least that any machine must let
+            // through.
             let least = least(RATE, NEXT_SESSION * SESSIONS as u32).max(2 * RATE);
             timed!(
                 (least..=most).contains(&served),
@@ -342,6 +350,7 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             || refused(counter) - before >= lost,
         );
         lift();
+        // 20 clients for 300 sessions exceed the limit by far if it is still in force.
         until(
             deadline(Duration::from_secs(10)),
             "the limit was removed",
@@ -378,6 +387,7 @@ fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
 #[test]
 fn packets_of_many_flows_get_the_whole_limit() {
     let mesh = mesh();
+    // 200 packets per second: a tenth of the 2,000 that are sent.
     let rate = 200;
     for (scope, counter) in [(Some("web-0"), "service_packets"), (None, "tenant_packets")] {
         mesh.apply("beta", &throttle(scope, "packets", rate));
@@ -387,20 +397,22 @@ fn packets_of_many_flows_get_the_whole_limit() {
             assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
             // Excess packets are counted as throttled. Admitted ones are counted at the end of
             // their chain, because no process has the port.
-            let kept = || {
+            let count_passed = || {
                 sum(
                     "canal_redirector_packets_total",
                     &["program=\"redirector\"", "what=\"unowned\""],
                 )
             };
             std::thread::sleep(FULL_AGAIN);
-            let (before, passed_before, started) = (refused(counter), kept(), Instant::now());
+            // `refused` and `kept` read counters, so they come before the clock starts.
+            let (before, passed_before, started) =
+                (refused(counter), count_passed(), Instant::now());
             let sent = datagrams(BETA, to, 2000);
             let took = started.elapsed();
             until(deadline(SEEN_WITHIN), "all datagrams are counted", || {
-                refused(counter) - before + kept() - passed_before >= sent
+                refused(counter) - before + count_passed() - passed_before >= sent
             });
-            let (lost, passed) = (refused(counter) - before, kept() - passed_before);
+            let (lost, passed) = (refused(counter) - before, count_passed() - passed_before);
             let replicas = heads.len() as u64;
             // For a limit of the whole tenant, a replica's part is its largest share of any of the
             // tenant's services, which may be another one.
@@ -459,6 +471,7 @@ fn echoes(pod: &str, to: IpAddr, per_second: u32) -> (u64, u64) {
 #[test]
 fn packets_are_cut_to_the_rate() {
     let mesh = mesh();
+    // 100 packets per second: a tenth of beta's flood.
     let rate = 100;
     for (scope, counter) in [(Some("web-0"), "service_packets"), (None, "tenant_packets")] {
         mesh.apply("beta", &throttle(scope, "packets", rate));
@@ -476,9 +489,11 @@ fn packets_are_cut_to_the_rate() {
                     alpha.join().expect("alpha's echoes"),
                 )
             });
-            // Echo requests have no ports, so they use one bucket and one replica, which has its
+            // Echo requests have no ports, so all are in one bucket and at one replica, which has its
             // share of the limit.
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
+            // Shares of replicas are not exactly equal, so the lower bound assumes one replica
+            // more. No replica admits more than the whole limit.
             let (least, most) = (
                 least(rate, FLOOD) / (replicas + 1),
                 most(1, rate, started.elapsed()),
@@ -512,6 +527,7 @@ fn packets_are_cut_to_the_rate() {
             || refused(counter) - before >= lost,
         );
         lift();
+        // 200 echoes per second are twice the removed limit.
         let (sent, answered) = echoes(BETA, address("web-0", false), 200);
         assert_losses(
             &format!("echoes lost without a limit, {counter}"),
@@ -526,6 +542,7 @@ fn packets_are_cut_to_the_rate() {
 #[test]
 fn a_flood_of_questions_does_not_reach_the_name_service() {
     let mesh = mesh();
+    // The rate is far below the flood, so nearly all queries must be refused.
     let (rate, asked) = (100, |host: &str| {
         mesh.counted(host, "canal_dns_queries_total", &[])
     });
@@ -566,6 +583,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         // limit added during the wait are then used too, at every replica.
         ask(2 * PORTS as u64);
         let mut alphas = 0;
+        // Alpha asks the same address, and its queries must not use beta's tokens.
         for _ in 0..20 {
             alphas += u64::from(
                 query_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
@@ -577,13 +595,14 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
             least(rate, FLOOD),
             replicas * most(1, rate, started.elapsed()),
         );
-        let heard = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
+        // The name service's counter has no tenant, so alpha's queries are subtracted.
+        let received = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
         println!(
-            "{server}: {heard} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
+            "{server}: {received} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
         );
         timed!(sent > 4 * most, "queries are a flood, {}", family(server));
         timed!(
-            (least..=most).contains(&heard),
+            (least..=most).contains(&received),
             "the limit of queries reaches the name service, and no more, {}",
             family(server)
         );
@@ -644,6 +663,7 @@ fn meshed_requests(
         mesh, credential, ..
     }: &Meshed,
 ) -> (u64, u64, Duration) {
+    // Long enough that the rate, and not only the burst, decides what is admitted.
     const SECONDS: u64 = 4;
     let started = Instant::now();
     let from = |pod: &'static str| {
@@ -695,6 +715,7 @@ fn meshed_requests(
         .flat_map(|load| &load.failed)
         .filter(|opened| !refused(opened))
         .collect();
+    // Only the limit may refuse: another status would hide a fault of the gateway.
     assert!(
         wrong.is_empty(),
         "{} requests failed otherwise: {:?}",
@@ -704,6 +725,7 @@ fn meshed_requests(
     (
         loads.iter().map(|load| load.reached).sum(),
         loads
+            // `load` tries each refused request once more, and the limit counts both.
             .iter()
             .map(|load| load.failed.len() as u64 + load.again)
             .sum(),

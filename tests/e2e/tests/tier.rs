@@ -61,7 +61,7 @@ const RATE: u64 = 15;
 /// Response timeout of clients while a backend dies.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 /// A client that starts this long after a backend's death, or later, loses nothing.
-const WHOLE_WITHIN: Duration = Duration::from_secs(1);
+const RECOVERED_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is
 /// killed repeatedly: those in flight there.
 const BESIDE_LOSSES_MAX: u64 = 6;
@@ -79,7 +79,7 @@ const AZ_LOSSES_MAX: u64 = 5;
 /// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
 const SESSIONS: [usize; 2] = [2000, 200];
 /// Response timeout of clients in the gate.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
 /// Time within which services are spread over a fleet that has just come up.
@@ -113,6 +113,8 @@ fn mesh() -> &'static Mesh {
                         ..like
                     });
                 }
+                // A second replica makes a backend a group, which fails as one in some tests of the
+                // timing tier.
                 let second = |first: &Component| Component {
                     name: format!("{}b", first.name),
                     ..first.clone()
@@ -121,6 +123,7 @@ fn mesh() -> &'static Mesh {
                 topology
                     .gateways
                     .extend(seconds.into_iter().filter(|_| is_timed()));
+                // A request for this path ends the test program.
                 for gateway in &mut topology.gateways {
                     let process = gateway.process.as_mut().expect("gateways run");
                     process
@@ -133,6 +136,7 @@ fn mesh() -> &'static Mesh {
             until(
                 deadline(SETTLED_WITHIN),
                 &format!("{client} reaches every service"),
+                // Each tenant has four services (`tier.yaml`).
                 || (0..4).all(|n| answers(&mesh, client, n)),
             );
         }
@@ -169,8 +173,8 @@ fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
 }
 
 /// Starts a load that runs until the test stops it.
-fn patient_load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
-    let timeout_ms = deadline(PATIENCE).as_millis().to_string();
+fn start_load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
+    let timeout_ms = deadline(CLIENT_TIMEOUT).as_millis().to_string();
     load(
         client,
         n,
@@ -180,10 +184,10 @@ fn patient_load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
 
 /// Starts long-lived sessions of the client without a node proxy, which run until the test stops
 /// them, and waits until all are open.
-fn patient_sessions(count: usize, extra: &[&str]) -> std::process::Child {
+fn start_sessions(count: usize, extra: &[&str]) -> std::process::Child {
     let (count_text, patience_ms) = (
         count.to_string(),
-        deadline(PATIENCE).as_millis().to_string(),
+        deadline(CLIENT_TIMEOUT).as_millis().to_string(),
     );
     let argv = [
         "canal-samples",
@@ -196,15 +200,15 @@ fn patient_sessions(count: usize, extra: &[&str]) -> std::process::Child {
         "-d",
         "600",
     ];
-    let held = mesh().spawn(PROXYLESS, &[&argv, extra].concat());
+    let long_lived = mesh().spawn(PROXYLESS, &[&argv, extra].concat());
     until(deadline(SETTLED_WITHIN), "all sessions are open", || {
         open_sessions() >= count
     });
-    held
+    long_lived
 }
 
 /// Waits until a client's new connections to every service are answered, 20 in a row.
-fn wait_until_whole(clients: &[&'static str]) {
+fn wait_until_served(clients: &[&'static str]) {
     for client in clients {
         for n in 0..4 {
             until(
@@ -243,14 +247,14 @@ fn fleet() -> Value {
     mesh().canal(&["gateway", "list", "-o", "json"]).json()
 }
 
-fn ok(output: ClientOutcome) -> ClientOutcome {
+fn check_success(output: ClientOutcome) -> ClientOutcome {
     assert_eq!(output.code, Some(0), "{output:?}");
     output
 }
 
 /// Returns the number of open sessions between the client without a node proxy and the echo server.
 fn open_sessions() -> usize {
-    let output = ok(mesh().run(
+    let output = check_success(mesh().run(
         PROXYLESS,
         &["ss", "-Htn", "state", "established", "dport", "=", ":7000"],
     ));
@@ -264,6 +268,8 @@ fn open_sessions() -> usize {
 fn planned_changes_break_no_session() {
     let mesh = mesh();
     let (seconds, events_min) = match (std::env::var_os("CANAL_SOAK").is_some(), is_timed()) {
+        // The soak makes 50 changes in two minutes (docs/testing.md); the timing tier makes part of
+        // it.
         (true, _) => (140, 50),
         (false, true) => (80, 16),
         (false, false) => (0, 4),
@@ -272,17 +278,19 @@ fn planned_changes_break_no_session() {
     // Opening uses a fifth of the machine, and the exchanges use less: the test is about the
     // fleet's changes, not about capacity. A session that opened later could be at an added
     // replica, and would end with it.
-    let held = patient_sessions(
+    let long_lived = start_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
+        // Each request opens a connection, so that changes meet handshakes too.
     );
-    let fresh = patient_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
-    let meshed = patient_load(MESHED, 1, &["-r", "40", "-c", "8"]);
+    let fresh = start_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
+    let meshed = start_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
+            // Each call makes four changes.
             let guest = change_fleet(events / 4);
             // The replica's process drains first, which takes seconds; the next replica need not
             // wait for it.
@@ -295,13 +303,13 @@ fn planned_changes_break_no_session() {
         }
     });
     let took = started.elapsed().as_secs_f64();
-    let held = mesh.stop("long-lived sessions", held).json();
+    let long_lived = mesh.stop("long-lived sessions", long_lived).json();
     let fresh = mesh.stop("new sessions without a node proxy", fresh).json();
     let meshed = mesh.stop("requests through node proxies", meshed).json();
     println!(
         "{events} changes of the fleet in {took:.0} s: {} sessions held, {} broken; {} new sessions, {} failed; {} meshed requests, {} failed",
-        held["sessions"],
-        held["broken"],
+        long_lived["sessions"],
+        long_lived["broken"],
         fresh["requests"],
         fresh["failed"],
         meshed["requests"],
@@ -325,7 +333,11 @@ fn planned_changes_break_no_session() {
         events >= events_min,
         "as many changes of the fleet as planned fit into the time"
     );
-    for (what, report) in [("held", &held), ("fresh", &fresh), ("meshed", &meshed)] {
+    for (what, report) in [
+        ("held", &long_lived),
+        ("fresh", &fresh),
+        ("meshed", &meshed),
+    ] {
         let is_ok = report["ok"] == true;
         assert!(
             is_timed() || is_ok,
@@ -365,10 +377,10 @@ fn change_fleet(round: usize) -> String {
     mesh.world
         .wait_host_ready(&guest, deadline(SETTLED_WITHIN))
         .unwrap();
-    ok(mesh.canal(&["gateway", "drain", old, "--timeout", "0"]));
+    check_success(mesh.canal(&["gateway", "drain", old, "--timeout", "0"]));
     pause();
-    ok(mesh.canal(&["gateway", "undrain", old]));
-    ok(mesh.canal(&["gateway", "drain", &guest, "--timeout", "0"]));
+    check_success(mesh.canal(&["gateway", "undrain", old]));
+    check_success(mesh.canal(&["gateway", "drain", &guest, "--timeout", "0"]));
     pause();
     guest
 }
@@ -378,7 +390,7 @@ fn change_fleet(round: usize) -> String {
 #[test]
 fn a_killed_replica_loses_only_its_own_sessions() {
     let mesh = mesh();
-    let held = mesh.spawn(
+    let long_lived = mesh.spawn(
         PROXYLESS,
         &[
             "canal-samples",
@@ -389,6 +401,7 @@ fn a_killed_replica_loses_only_its_own_sessions() {
             "--interval-ms",
             "100",
             "-d",
+            // The sessions last until the victim is chosen, killed and back.
             "15",
         ],
     );
@@ -411,13 +424,16 @@ fn a_killed_replica_loses_only_its_own_sessions() {
     );
     let (victim, own) = busiest();
     mesh.world.kill(&victim, Signal::Kill).unwrap();
-    let held = mesh.end("sessions while a replica dies", held).json();
+    let long_lived = mesh.end("sessions while a replica dies", long_lived).json();
     // A client that reconnects while the kernel still closes the process's sockets one by one may
     // meet its listener, and is reset with it.
-    let (too_early, broken) = (number(&held, "unanswered"), number(&held, "broken"));
+    let (too_early, broken) = (
+        number(&long_lived, "unanswered"),
+        number(&long_lived, "broken"),
+    );
     println!(
         "{victim} killed: {broken} of 300 sessions broken (it had {own}), of them {too_early} that came back too early; {} ms to the next answer",
-        held["gap_ms_max"]
+        long_lived["gap_ms_max"]
     );
     timed!(
         (1..=own).contains(&(broken - too_early)),
@@ -425,7 +441,7 @@ fn a_killed_replica_loses_only_its_own_sessions() {
     );
     assert_time(
         "time until the sessions of a killed replica are answered again",
-        gap(&held),
+        gap(&long_lived),
         KILLED_GAP_MAX,
     );
     mesh.world
@@ -450,8 +466,8 @@ fn busiest() -> (String, u64) {
 #[test]
 fn agents_restart_without_a_lost_session() {
     let mesh = mesh();
-    let held = patient_sessions(300, &["--interval-ms", "200"]);
-    let fresh = patient_load(PROXYLESS, 0, &["-r", "50", "-c", "4", "--no-keepalive"]);
+    let long_lived = start_sessions(300, &["--interval-ms", "200"]);
+    let fresh = start_load(PROXYLESS, 0, &["-r", "50", "-c", "4", "--no-keepalive"]);
     mesh.world.kill("edge-1", Signal::Kill).unwrap();
     mesh.world
         .wait_host_ready("edge-1", deadline(SETTLED_WITHIN))
@@ -462,7 +478,7 @@ fn agents_restart_without_a_lost_session() {
         .unwrap();
     mesh.world.restart("controller").unwrap();
     mesh.converge(deadline(SETTLED_WITHIN));
-    for (what, child) in [("sessions", held), ("new sessions", fresh)] {
+    for (what, child) in [("sessions", long_lived), ("new sessions", fresh)] {
         let report = mesh.stop(what, child).json();
         assert_eq!(
             report["ok"], true,
@@ -479,7 +495,11 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let (rate, limit_ms) = (RATE.to_string(), TIMEOUT.as_millis().to_string());
     let common = ["-r", &rate, "-d", "10", "--timeout-ms", &limit_ms];
     let kinds = [
+        // The first kind shows what in-flight requests are lost, the second when new connections
+        // succeed.
         ("kept", &["-c", "4"][..], losses_max),
+        // New connections may fail for a second (`GAP_MAX`), in which each load starts `RATE`
+        // requests.
         ("new", &["-c", "64", "--no-keepalive"], RATE),
     ];
     let started = Instant::now();
@@ -513,12 +533,12 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         println!("{name}: {report}");
         // This is in the load's own time, and allows for a request that started in time and ended
         // late.
-        let whole_at = died - begun + WHOLE_WITHIN + TIMEOUT;
+        let recovered_at = died - begun + RECOVERED_WITHIN + TIMEOUT;
         let last = Duration::from_millis(report["failed_last_ms"].as_u64().unwrap_or(0));
         assert_time(
             &format!("time from the death until the last loss, {name}"),
             last.saturating_sub(died - begun),
-            whole_at - (died - begun),
+            recovered_at - (died - begun),
         );
         assert_losses(
             &format!("requests lost, {name}"),
@@ -526,6 +546,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             losses_max,
         );
         timed!(
+            // 9 of the 10 seconds; a load that stalls itself would lose nothing.
             number(&report, "requests") >= 9 * RATE,
             "the load is sent at its rate, {name}"
         );
@@ -541,9 +562,9 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
 
 /// Reverts the failure of these hosts when it is dropped, so that a failed test leaves a complete
 /// fleet.
-struct Undone<'a, F: Fn(&str)>(&'a [&'a str], F);
+struct FaultReversal<'a, F: Fn(&str)>(&'a [&'a str], F);
 
-impl<F: Fn(&str)> Drop for Undone<'_, F> {
+impl<F: Fn(&str)> Drop for FaultReversal<'_, F> {
     fn drop(&mut self) {
         self.0.iter().for_each(|host| (self.1)(host));
     }
@@ -555,7 +576,7 @@ impl<F: Fn(&str)> Drop for Undone<'_, F> {
 fn a_dead_backend_is_replaced_within_a_second() {
     let mesh = mesh();
     {
-        let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.start(host)));
+        let _reversal = FaultReversal(&["gw-2", "gw-2b"], |host| drop(mesh.world.start(host)));
         backend_dies("killed", KILLED_LOSSES_MAX, |host| {
             kill_for_good(mesh, host)
         });
@@ -575,12 +596,12 @@ fn kill_for_good(mesh: &Mesh, host: &str) {
 fn a_dead_backend_leaves_all_services_served() {
     let mesh = mesh();
     {
-        let _undone = Undone(&["gw-2"], |host| drop(mesh.world.start(host)));
+        let _reversal = FaultReversal(&["gw-2"], |host| drop(mesh.world.start(host)));
         kill_for_good(mesh, "gw-2");
-        wait_until_whole(&[MESHED, PROXYLESS]);
+        wait_until_served(&[MESHED, PROXYLESS]);
     }
     settle(&["gw-2"]);
-    wait_until_whole(&[MESHED, PROXYLESS]);
+    wait_until_served(&[MESHED, PROXYLESS]);
 }
 
 /// Waits until these hosts are ready and all data planes have their configuration.
@@ -599,7 +620,7 @@ fn settle(hosts: &[&str]) {
 fn a_backend_whose_machines_vanish_is_replaced_within_a_second() {
     let mesh = mesh();
     {
-        let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.link_up(host)));
+        let _reversal = FaultReversal(&["gw-2", "gw-2b"], |host| drop(mesh.world.link_up(host)));
         backend_dies("vanished", VANISHED_LOSSES_MAX, |host| {
             mesh.world.link_down(host).unwrap()
         });
@@ -659,6 +680,7 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
 /// after two seconds. It gets new sessions within five seconds after its workers continue.
 #[test]
 fn a_grey_failure_gets_no_new_session() {
+    // Longer than the two seconds after which a replica with stuck workers must get no session.
     const GREY: Duration = Duration::from_secs(6);
     let mesh = mesh();
     let victim = mesh
@@ -679,6 +701,7 @@ fn a_grey_failure_gets_no_new_session() {
         )
     };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
+        // The watch covers the failure, and the time in which the replica must return.
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
         // Some sessions are answered first, so that lost ones are those of the failure.
         std::thread::sleep(Duration::from_secs(1));
@@ -710,6 +733,7 @@ fn a_grey_failure_gets_no_new_session() {
         lost.len(),
         sessions.len()
     );
+    // Without such a session the time until none is sent there would be zero.
     timed!(!lost.is_empty(), "a session reaches the stuck workers");
     assert_time(
         "time until a grey replica gets no new session",
@@ -779,7 +803,7 @@ fn a_dead_az_is_replaced_within_two_seconds() {
 /// The same without bounds: both clients of the AZ are served by the other.
 #[test]
 fn a_dead_az_leaves_all_services_served() {
-    while_az1_is_dead(|| wait_until_whole(&[MESHED, PROXYLESS]));
+    while_az1_is_dead(|| wait_until_served(&[MESHED, PROXYLESS]));
 }
 
 /// Runs `work` while all hosts of az1's tier have no link, and waits until traffic is back
@@ -791,7 +815,7 @@ fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
         .filter(|host| mesh.world.host(host).is_ok())
         .collect();
     let result = {
-        let _undone = Undone(&hosts, |host| drop(mesh.world.link_up(host)));
+        let _reversal = FaultReversal(&hosts, |host| drop(mesh.world.link_up(host)));
         std::thread::scope(|scope| {
             for host in &hosts {
                 scope.spawn(move || mesh.world.link_down(host).unwrap());

@@ -137,6 +137,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
     let tables = watch(mesh, replicas);
     let inner = || -> u64 { tables.iter().map(|table| table.sessions().unwrap().1).sum() };
     let count = SESSIONS.to_string();
+    // Half of the sessions use each family.
     let mut argv = vec![
         "canal-samples",
         "sessions",
@@ -147,6 +148,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
         "--open-rate",
         "500",
     ];
+    // A response may be late on a busy machine; sessions that give up would change the count.
     argv.extend([
         "--interval-ms",
         "1000",
@@ -162,7 +164,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
         &format!("{pod}: the table has seen all sessions"),
         || inner() >= 2 * SESSIONS,
     );
-    // All sessions send once more.
+    // Sessions send every second (`--interval-ms`), so each has sent once more after this wait.
     std::thread::sleep(Duration::from_millis(1200));
     let read = (
         tables
@@ -171,6 +173,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
             .collect(),
         inner(),
     );
+    // Ended sessions leave the table, so they must be open while it is read.
     assert!(
         client.try_wait().unwrap().is_none(),
         "{pod}: the sessions ended before they were read"

@@ -11,13 +11,14 @@ use canal_timing::{deadline, slack};
 
 const CLIENT: &str = "alpha/default/client-0";
 const INTRUDER: &str = "alpha/default/intruder-0";
-const SOON: Duration = Duration::from_secs(10);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("trust.yaml", "e2e-policy");
-        until(deadline(SOON), "every service answers", || {
+        until(deadline(STEP_TIMEOUT), "every service answers", || {
             (10..18).all(|n| mesh.code(CLIENT, &url(n, "/headers"), &[]) == 200)
         });
         mesh
@@ -113,18 +114,20 @@ fn layer_7_policies_allow_and_deny() {
     ];
     for (what, pod, path, more, expected) in cases {
         assert_eq!(mesh().code(pod, &url(11, path), more), expected, "{what}");
+        // `canal explain` evaluates the same policies offline and must agree with the gateway.
         assert_eq!(
             explained(pod, "web-l7:80", path, more),
             expected == 200,
             "{what}: `canal explain` says what happened"
         );
     }
+    // Envoy's body for a denied request; clients and operators look for it.
     let output = mesh()
         .run(INTRUDER, &["curl", "-sS", &url(11, "/headers")])
-        .ok();
+        .expect_success();
     assert!(output.contains("RBAC: access denied"), "{output}");
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the denying policy is counted by its name",
         || counted_decisions("deny", "default/l7-deny") >= 1,
     );
@@ -187,10 +190,10 @@ fn dry_runs_and_audits_only_count() {
         assert_eq!(mesh().code(INTRUDER, &url(12, "/headers"), &[]), 200);
     }
     // A request is counted when it is over, which may be after its response.
-    until(deadline(SOON), "the dry run is counted", || {
+    until(deadline(STEP_TIMEOUT), "the dry run is counted", || {
         counted_decisions("dry_run_deny", "default/dry") >= 5
     });
-    until(deadline(SOON), "the audit is counted", || {
+    until(deadline(STEP_TIMEOUT), "the audit is counted", || {
         counted_decisions("audit", "default/audit") >= 5
     });
 }
@@ -207,7 +210,7 @@ fn authorizer_with(timeout: &str) -> String {
 }
 
 /// CUSTOM calls the tenant's own authorizer, sends it the permitted fields, and enforces its
-/// decision. Without a response it refuses.
+/// decision, and its status if that is unusual. Without a response it refuses.
 #[test]
 fn an_external_authorizer_is_called_and_obeyed() {
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());
@@ -244,7 +247,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
         "x-authz-user: forged",
         &url(13, "/headers"),
     ];
-    let seen = mesh().run(CLIENT, &argv).ok();
+    let seen = mesh().run(CLIENT, &argv).expect_success();
     assert!(
         seen.contains("alpha.example/ns/default/sa/client"),
         "the authorizer's header came on: {seen}"
@@ -255,7 +258,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     );
     let log = mesh().world.log("alpha/default/authz-0").unwrap();
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the authorizer has printed its request",
         || {
             let asked = std::fs::read_to_string(&log).unwrap_or_default();
@@ -267,6 +270,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
         200,
         "requests outside the rule are not sent to the authorizer"
     );
+    // The hanging authorizer must be abandoned after its timeout; a short one keeps the test short.
     mesh().apply("alpha", &authorizer_with("1s"));
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
@@ -285,13 +289,13 @@ fn an_external_authorizer_is_called_and_obeyed() {
         &authorizer_with(&format!("{timeout}, failOpen: true")),
     );
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "fails open if the tenant configures it",
         || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200,
     );
     mesh().apply("alpha", &authorizer);
     mesh().world.start("alpha/default/authz-0").unwrap();
-    until(deadline(SOON), "the authorizer is back", || {
+    until(deadline(STEP_TIMEOUT), "the authorizer is back", || {
         mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200
     });
 }
@@ -311,7 +315,7 @@ fn issuer(method: &str, path: &str, body: &str) -> String {
                 &format!("http://127.0.0.1:8090{path}"),
             ],
         )
-        .ok()
+        .expect_success()
 }
 
 fn with_token(token: &str, path: &str) -> u16 {
@@ -333,6 +337,7 @@ fn token(query: &str, claims: &str) -> String {
 /// Returns a case's name, its token, and the status of the response.
 fn token_cases() -> Vec<(&'static str, String, u16)> {
     vec![
+        // The issuer also has an EC key, and the tenant's file has a copy of the issuer's keys.
         ("an EC key", token("kid=curve", STAFF), 200),
         ("keys of a file", token("kid=first", FILED), 200),
         (
@@ -356,6 +361,7 @@ fn token_cases() -> Vec<(&'static str, String, u16)> {
             ),
             401,
         ),
+        // 1000000000 is in 2001, and 4000000000 below is in 2096.
         (
             "ended",
             token(
@@ -392,13 +398,15 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)),
     );
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the controller has fetched the keys",
         || with_token(&token("kid=first", STAFF), "/headers") == 200,
     );
     for (what, token, expected) in token_cases() {
         assert_eq!(with_token(&token, "/headers"), expected, "{what}");
     }
+    // No token at all is allowed by the RequestAuthentication; only the policy requires a
+    // principal.
     assert_eq!(
         mesh().code(CLIENT, &url(14, "/headers"), &[]),
         403,
@@ -412,22 +420,27 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         &url(14, "/headers"),
     ];
     assert!(
-        mesh().run(CLIENT, &argv).ok().contains("x-payload"),
+        mesh()
+            .run(CLIENT, &argv)
+            .expect_success()
+            .contains("x-payload"),
         "the payload is forwarded if the tenant configures it"
     );
     // A key is replaced: tokens of the old key are refused, those of the new one are accepted,
     // nothing is restarted.
     let old = token("kid=first", STAFF);
     issuer("POST", "/keys?kid=second&alg=RS256", "");
-    until(deadline(SOON), "the new key is known", || {
+    until(deadline(STEP_TIMEOUT), "the new key is known", || {
         with_token(&token("kid=second", STAFF), "/headers") == 200
     });
+    // Both keys are valid while issuers replace one, so nothing is refused in between.
     assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
     issuer("DELETE", "/keys?kid=first", "");
-    until(deadline(SOON), "the old key is forgotten", || {
+    until(deadline(STEP_TIMEOUT), "the old key is forgotten", || {
         with_token(&old, "/headers") == 401
     });
-    until(deadline(SOON), "the tokens are counted", || {
+    until(deadline(STEP_TIMEOUT), "the tokens are counted", || {
+        // More tokens than ten were sent above.
         mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10
     });
 }
@@ -449,6 +462,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
              spec: {{selector: {{matchLabels: {{app: {app}}}}}, {spec}}}\n"
         )
     };
+    // Without a PeerAuthentication the mode is PERMISSIVE, as in Istio.
     assert_eq!(
         mesh().code(bare, &direct("web-strict"), &[]),
         200,
@@ -459,7 +473,8 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
         &(peers("strict", "web-strict", "mtls: {mode: STRICT}")
             + &peers("open", "web-open", "mtls: {mode: PERMISSIVE}")),
     );
-    until(deadline(SOON), "plaintext is refused", || {
+    // Code 0 is a connection that was closed: STRICT refuses before any HTTP.
+    until(deadline(STEP_TIMEOUT), "plaintext is refused", || {
         mesh().code(bare, &direct("web-strict"), &[]) == 0
     });
     assert_eq!(
@@ -478,7 +493,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
         "nor plaintext elsewhere"
     );
     let reason = ["direction=\"inbound\"", "reason=\"strict_plaintext\""];
-    until(deadline(SOON), "the refusal is counted", || {
+    until(deadline(STEP_TIMEOUT), "the refusal is counted", || {
         mesh().counted("alpha-n2", "canal_node_refused_total", &reason) > 0
     });
     // Plaintext has no principal; a policy that names one does not allow it.
@@ -486,8 +501,9 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
         "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [\"alpha.example/*\"]}}]\n";
     mesh().apply("alpha", &policy("open", "web-open", "", named));
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "a client without an identity does not match a principal",
+        // A direct connection is refused by the node as a connection, hence code 0 and not 403.
         || mesh().code(bare, &direct("web-open"), &[]) == 0,
     );
     assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
@@ -509,12 +525,14 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
         "--timeout-ms",
         "60000",
     ];
-    until(deadline(SOON), "TCP has no methods", || {
+    until(deadline(STEP_TIMEOUT), "TCP has no methods", || {
         mesh().run(CLIENT, &argv).code != Some(0)
     });
-    until(deadline(SOON), "the undecided rule is counted", || {
-        counted_decisions("undecided", "default/methods") > 0
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the undecided rule is counted",
+        || counted_decisions("undecided", "default/methods") > 0,
+    );
     // A connection to a pod's address is authorized by the pod's node, which cannot observe paths:
     // a rule that only a gateway can evaluate denies there.
     let paths = "  action: ALLOW\n  rules:\n  - to: [{operation: {paths: [/headers]}}]\n";
@@ -572,6 +590,7 @@ fn a_change_of_policy_ends_open_connections() {
         output.stdout.lines().count()
     };
     let (kept, ended) = (sessions(CLIENT), sessions(INTRUDER));
+    // The client sends 3,000 messages, longer than the test: only the policy ends the WebSocket.
     let argv = [
         "canal-samples",
         "ws-client",
@@ -582,7 +601,7 @@ fn a_change_of_policy_ends_open_connections() {
         "200",
     ];
     let socket = mesh().spawn(INTRUDER, &[&argv[..], &["--timeout-ms", "60000"]].concat());
-    until(deadline(SOON), "all are connected", || {
+    until(deadline(STEP_TIMEOUT), "all are connected", || {
         open_at("alpha/default/echo-live-0", 7000) >= 2 * SESSIONS
             && open_at("alpha/default/ws-0", 8081) >= 1
     });
@@ -590,6 +609,7 @@ fn a_change_of_policy_ends_open_connections() {
         mesh().counted_at("node", "canal_node_closed_total", &[])
             + mesh().counted_at("gateway", "canal_gateway_reauthorized_total", &[])
     };
+    // A DENY that names one client: all others keep what they have.
     let before = closed();
     let others = "  action: DENY\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/intruder]}}]\n";
     mesh().apply(
@@ -599,13 +619,15 @@ fn a_change_of_policy_ends_open_connections() {
     // Each hop counts the connections that it closes, so the counters alone do not show that all
     // are closed.
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "connections that are still allowed stay open",
         || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS,
     );
-    until(deadline(SOON), "connections have been closed", || {
-        closed() >= before + SESSIONS as u64
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "connections have been closed",
+        || closed() >= before + SESSIONS as u64,
+    );
     let ended = mesh()
         .stop("sessions of clients that are no longer allowed", ended)
         .json();
@@ -613,6 +635,7 @@ fn a_change_of_policy_ends_open_connections() {
         .stop("sessions of clients that are still allowed", kept)
         .json();
     let socket = mesh().end("a WebSocket of a client that is no longer allowed", socket);
+    // The client opens broken sessions again, and each of these breaks as well.
     assert_eq!(kept["broken"], 0, "{kept}");
     assert!(
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
@@ -645,6 +668,8 @@ fn a_datagram_to_another_nodes_pod_does_not_arrive() {
             .unwrap()
             .unwrap();
         receiver
+            // A datagram inside the world arrives within milliseconds; the wait is for one that
+            // must not come.
             .set_read_timeout(Some(Duration::from_secs(1)))
             .unwrap();
         let to = SocketAddr::new(address, receiver.local_addr().unwrap().port());
@@ -665,7 +690,10 @@ fn a_datagram_to_another_nodes_pod_does_not_arrive() {
             &["tenant=\"alpha\"", "verdict=\"stopped_udp\""],
         )
     };
-    until(deadline(SOON), "the node counts both", || stopped() >= 2);
+    until(deadline(STEP_TIMEOUT), "the node counts both", || {
+        stopped() >= 2
+    });
+    // `canal status` warns of traffic in the clear; here none left the node.
     let page = mesh.canal(&["status"]);
     assert!(!page.stdout.contains("in the clear"), "{page:?}");
 }

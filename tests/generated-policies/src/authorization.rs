@@ -193,6 +193,7 @@ fn selector() -> impl Strategy<Value = Option<WorkloadSelector>> {
 }
 
 fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpec)> {
+    // Allow and Deny decide requests, so they are frequent; Audit only reports.
     let action = prop_oneof![
         6 => Just(PolicyAction::Allow),
         4 => Just(PolicyAction::Deny),
@@ -206,6 +207,7 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
         namespace: None,
     };
     let targets = option::weighted(0.15, vec(select(vec!["web", "api"]).prop_map(target), 1..3));
+    // No ExternalAuthorizer has the last name, so a policy that names it is broken.
     let provider = select(vec!["authz", "other", "nobody"]);
     let parts = (
         some_namespace(),
@@ -224,6 +226,7 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
                 rules.push(AuthorizationRule::default());
             }
             let spec = AuthorizationPolicySpec {
+                // Istio refuses a policy with both a selector and target references.
                 selector: selector.filter(|_| targets.is_none()),
                 target_refs: targets,
                 provider: (action == PolicyAction::Custom).then(|| Provider {
@@ -451,6 +454,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
     let claim = |names: &[&str]| {
         Attribute::RequestClaim(names.iter().map(|name| (*name).to_owned()).collect())
     };
+    // One text contains a comma, as the values of a repeated header are joined by commas.
     let texts: &[&str] = &["x", "xy", "y", "", "1", "x,y"];
     let others = [
         Attribute::Header("x-a".into()),
@@ -466,6 +470,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
         .into_iter()
         .map(|(attribute, words)| attribute_values(attribute, text(words)))
         .collect();
+    // One address is IPv4-mapped (`::ffff:`), which both sides must treat in the same way.
     let address = select(vec![
         "10.1.0.1",
         "10.1.1.7",
@@ -474,6 +479,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
         "::ffff:10.1.0.1",
         "2001:db8::1",
     ]);
+    // Each text is an address, so the port is never used.
     let address = address
         .prop_map(|text| {
             text.parse()
@@ -503,6 +509,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
                 None => drop(facts.unseen.insert(attribute)),
             }
         }
+        // Of the generated principals, only those of beta.example are outside the own trust domain.
         let is_beta = |value: &OracleValue| matches!(value, OracleValue::Text(text) if text.starts_with("beta."));
         facts.is_foreign = facts.values.get(&Attribute::SourcePrincipal).is_some_and(|values| values.iter().any(is_beta));
         facts

@@ -54,10 +54,12 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = Option<CorsPolicy>> 
             prefix: Some(text),
             ..StringMatch::default()
         }),
+        // The last pattern does not compile, so the rule that has it is broken.
         words(&[r"https://[a-z]+\.example", ".*", "("]).prop_map(|text| StringMatch {
             regex: Some(text),
             ..StringMatch::default()
         }),
+        // Lists are short and often empty, because an absent field and a list decide differently.
     ];
     let lists = (
         vec(origin, 0..3),
@@ -65,6 +67,7 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = Option<CorsPolicy>> 
         vec(words(&HEADERS[..3]), 0..3),
         vec(words(&HEADERS[..3]), 0..3),
     );
+    // `allowOrigin` is deprecated in favour of `allowOrigins`, but still read.
     let more = (
         vec(words(&ORIGINS), 0..2),
         option::of(Just(IstioDuration(Duration::from_secs(5)))),

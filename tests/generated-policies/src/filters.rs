@@ -3,8 +3,8 @@
 use std::num::NonZeroU16;
 
 use canal_model::policy::gateway_api::{
-    GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRequestRedirectFilter,
-    HttpRouteFilter, HttpUrlRewriteFilter,
+    BackendRef, GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier,
+    HttpRequestRedirectFilter, HttpRouteFilter, HttpUrlRewriteFilter,
 };
 use canal_model::policy::istio::{
     HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
@@ -13,18 +13,27 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 
-use crate::cors;
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
+use crate::{cors, mirrors};
 
 /// Names of changed headers: those of requests, and one in another spelling.
 const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
 
-pub(crate) fn of_grpc_route() -> impl Strategy<Value = Vec<GrpcRouteFilter>> {
+/// `backend_ref` are the backends of mirrors.
+pub(crate) fn of_grpc_route(
+    backend_ref: impl Strategy<Value = BackendRef>,
+) -> impl Strategy<Value = Vec<GrpcRouteFilter>> {
     let filters = (
         option::weighted(0.2, header_filter()),
         option::weighted(0.1, header_filter()),
+        mirrors::of_filters(backend_ref),
     );
-    filters.prop_map(|(request, response)| {
+    filters.prop_map(|(request, response, mirrors)| {
+        let mirrors = mirrors.into_iter().map(|mirror| GrpcRouteFilter {
+            kind: "RequestMirror".to_owned(),
+            request_mirror: Some(mirror),
+            ..GrpcRouteFilter::default()
+        });
         let request = request.map(|headers| GrpcRouteFilter {
             kind: "RequestHeaderModifier".to_owned(),
             request_header_modifier: Some(headers),
@@ -35,11 +44,16 @@ pub(crate) fn of_grpc_route() -> impl Strategy<Value = Vec<GrpcRouteFilter>> {
             response_header_modifier: Some(headers),
             ..GrpcRouteFilter::default()
         });
-        [request, response].into_iter().flatten().collect()
+        let others = [request, response].into_iter().flatten();
+        others.chain(mirrors).collect()
     })
 }
 
-pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
+/// `backend_ref` are the backends of mirrors.
+pub(crate) fn of_http_route(
+    backend_ref: impl Strategy<Value = BackendRef>,
+) -> impl Strategy<Value = Vec<HttpRouteFilter>> {
+    // A wildcard is not a host that a request can be rewritten to.
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     let filters = (
         option::weighted(0.2, header_filter()),
@@ -47,8 +61,14 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
         option::weighted(0.2, rewrite),
         option::weighted(0.15, redirect()),
         option::weighted(0.1, cors::of_http_route()),
+        mirrors::of_filters(backend_ref),
     );
-    filters.prop_map(|(request, response, rewrite, redirect, cors)| {
+    filters.prop_map(|(request, response, rewrite, redirect, cors, mirrors)| {
+        let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
+            kind: "RequestMirror".to_owned(),
+            request_mirror: Some(mirror),
+            ..HttpRouteFilter::default()
+        });
         let request = request.map(|headers| HttpRouteFilter {
             kind: "RequestHeaderModifier".to_owned(),
             request_header_modifier: Some(headers),
@@ -76,10 +96,8 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
             cors: Some(cors),
             ..HttpRouteFilter::default()
         });
-        [request, response, rewrite, redirect, cors]
-            .into_iter()
-            .flatten()
-            .collect()
+        let others = [request, response, rewrite, redirect, cors];
+        others.into_iter().flatten().chain(mirrors).collect()
     })
 }
 

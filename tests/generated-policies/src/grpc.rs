@@ -20,11 +20,11 @@ const PATTERNS: [&str; 5] = ["a.*", "[ab]+", "a|ab", ".*b", "b"];
 pub(crate) fn route(
     parent_ref: impl Strategy<Value = ParentRef>,
     header: impl Strategy<Value = ValueCondition>,
-    backend_ref: impl Strategy<Value = BackendRef>,
+    backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = GrpcRouteSpec> {
     let rule = (
         vec(route_match(header), 0..3),
-        filters::of_grpc_route(),
+        filters::of_grpc_route(backend_ref.clone()),
         vec(backend_ref, 0..3),
     );
     let rule = rule.prop_map(|(matches, filters, backend_refs)| GrpcRule {

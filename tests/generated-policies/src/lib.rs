@@ -9,5 +9,6 @@ mod cors;
 mod faults;
 mod filters;
 mod grpc;
+mod mirrors;
 pub mod routing;
 mod vocabulary;

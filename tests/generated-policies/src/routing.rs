@@ -29,7 +29,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
-use crate::{attempts, cors, faults, filters, grpc};
+use crate::{attempts, cors, faults, filters, grpc, mirrors};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -296,7 +296,7 @@ fn parent_ref() -> impl Strategy<Value = ParentRef> {
 fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
     let rule = (
         vec(route_match(), 0..3),
-        filters::of_http_route(),
+        filters::of_http_route(backend_ref()),
         vec(backend_ref(), 0..3),
         attempts::of_http_route(),
     );
@@ -425,7 +425,7 @@ fn value_condition() -> impl Strategy<Value = ValueCondition> {
     (words(&NAMES), text).prop_map(|(name, (value, kind))| ValueCondition { kind, name, value })
 }
 
-fn backend_ref() -> impl Strategy<Value = BackendRef> {
+fn backend_ref() -> impl Strategy<Value = BackendRef> + Clone {
     (some_service(), option::weighted(0.9, some_port()), 0..4u32).prop_map(
         |(service, port, weight)| BackendRef {
             group: String::new(),
@@ -439,6 +439,7 @@ fn backend_ref() -> impl Strategy<Value = BackendRef> {
 }
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
+    // Small numbers make rules of one service meet, and keep a failing case readable.
     let rule = (
         vec(match_request(), 0..3),
         vec(destination(), 0..3),
@@ -448,13 +449,15 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
             attempts::of_virtual_service(),
             faults::of_virtual_service(),
             cors::of_virtual_service(),
+            mirrors::of_virtual_service(destination()),
         ),
     );
     let rule = rule.prop_map(
         |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
-            let ((timeout, retries), mut fault, cors_policy) = attempts;
+            let ((timeout, retries), mut fault, cors_policy, mirrors) = attempts;
             let (redirect, direct_response) = answer;
-            // A rule with an answer can have no route; those with two are seen refused.
+            // A rule with its own answer must not have a route. One with two destinations keeps
+            // them, because it must be refused.
             if redirect.is_some() || direct_response.is_some() {
                 rewrite = None;
                 fault = None;
@@ -475,6 +478,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
                 fault,
                 cors_policy,
                 delegate: None,
+                ..mirrors
             }
         },
     );
@@ -485,6 +489,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         export_to: Vec::new(),
         http,
     });
+    // Creation times repeat and may be missing, because the older object wins and ties exist.
     (option::of(0..3u64), spec)
 }
 
@@ -548,7 +553,7 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
     )
 }
 
-fn destination() -> impl Strategy<Value = HttpRouteDestination> {
+fn destination() -> impl Strategy<Value = HttpRouteDestination> + Clone {
     let subset = option::weighted(0.3, select(&["v1", "v2", "v3"][..]).prop_map(str::to_owned));
     let port = option::of(some_port().prop_map(|number| PortSelector { number }));
     (some_service(), subset, port, option::of(0..4u32)).prop_map(

@@ -45,6 +45,8 @@ fn requests() -> Vec<KeyRequest<'static>> {
         sign(
             KeyName::Identity(identity("web")),
             None,
+            // 0x0403 is ecdsa_secp256r1_sha256, and 0x0804 is rsa_pss_rsae_sha256 (RFC 8446
+            // §4.2.3).
             0x0403,
             0,
             b"input",
@@ -130,6 +132,7 @@ fn every_frame_round_trips() {
 #[test]
 fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
     let links = [
+        // A leading zero byte of a serial number is significant to DER and must survive.
         IssuerSerial {
             issuer: b"the intermediate's issuer",
             serial: &[0, 0x80, 1],
@@ -169,6 +172,7 @@ fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
         panic!("a Done")
     };
     assert_eq!(done.above.links().count(), 0);
+    // Lengths are 16 bits.
     let long = vec![0; 1 << 16];
     assert_eq!(
         IssuerSerial {
@@ -180,6 +184,7 @@ fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
         .count,
         1 << 16
     );
+    // Nine links of two empty fields, each with a length of two bytes.
     assert_eq!(IssuerChain::read(&[0; 36]).unwrap().links().count(), 9);
 }
 
@@ -243,6 +248,7 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
 
 fn malformed_begins() -> Vec<FrameCase> {
     let id = encoded_identity();
+    // The protocol's length has one byte, so the encoding is written by hand.
     let begin_frame = |body: &[&[u8]]| frame_of_kind(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
     vec![
@@ -258,6 +264,7 @@ fn malformed_begins() -> Vec<FrameCase> {
         ),
         (
             "a name too long",
+            // The length 0x0801, one more than 2,048.
             begin_frame(&[&[8, 1]]),
             FrameError::Oversized("identity", 2049, 2048),
         ),
@@ -389,6 +396,7 @@ fn malformed_responses() -> Vec<FrameCase> {
         ),
         (
             "a text too long",
+            // The length 0x0401, one more than 1,024.
             frame_of_kind(REFUSED, &[0, 1, 4, 1]),
             FrameError::Oversized("text", 1025, 1024),
         ),
@@ -418,12 +426,14 @@ fn malformed_responses() -> Vec<FrameCase> {
             FrameError::Truncated("serial number"),
         ),
         (
+            // Ten links of four bytes.
             "ten above",
             done(&[0; 40]),
             FrameError::Oversized("certificates above the leaf", 10, 9),
         ),
         (
             "a secret too long",
+            // One byte more than the largest secret with its key and IV, TRAFFIC_MAX.
             frame_of_kind(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
             FrameError::Oversized("client traffic", 93, 92),
         ),
@@ -485,6 +495,7 @@ fn oversize_frames_are_not_encoded() {
         ("too many bytes", KeyRequest::More { bytes: &big }, "body"),
     ];
     for (name, request, what) in cases {
+        // Bytes of an earlier frame must stay when a frame is refused.
         let mut out = vec![1, 2, 3];
         assert_eq!(
             request.encode(1, &mut out).unwrap_err().what,
@@ -511,6 +522,7 @@ fn oversize_frames_are_not_encoded() {
         "certificate"
     );
     // The largest possible Begin still has room for BEGIN_BYTES_MAX.
+    // The labels of 63 bytes make the longest names that DNS allows, 253 bytes.
     let account = format!(
         "{}.{}.{}.{}",
         "a".repeat(63),

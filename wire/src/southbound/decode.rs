@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::{
     ResourceDecodeError, decode_trust, route_answers, route_attempts, route_cors, route_faults,
-    route_filters,
+    route_filters, route_mirrors,
 };
 use crate::program as w;
 
@@ -352,7 +352,10 @@ fn http_match(
     })
 }
 
-fn backend(at: &DecodeContext<'_>, b: w::Backend) -> Result<p::Backend, ResourceDecodeError> {
+pub(super) fn backend(
+    at: &DecodeContext<'_>,
+    b: w::Backend,
+) -> Result<p::Backend, ResourceDecodeError> {
     use w::backend::Target;
     if b.weight > WEIGHT_MAX {
         return at.err(
@@ -459,6 +462,8 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .map(|received| route_attempts::decode(&at, received));
     let faults = r.faults.map(|received| route_faults::decode(&at, received));
     let cors = r.cors.map(|received| route_cors::decode(&at, received));
+    let mirrors = r.mirrors.into_iter();
+    let mirrors = mirrors.map(|received| route_mirrors::decode(&at, received));
     Ok(p::RouteRule {
         key,
         parent: at.key("parent", r.parent)?,
@@ -470,5 +475,6 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         attempts: attempts.transpose()?.map(Box::new),
         faults: faults.transpose()?.map(Box::new),
         cors: cors.transpose()?.map(Box::new),
+        mirrors: mirrors.collect::<Result<_, _>>()?,
     })
 }

@@ -215,7 +215,7 @@ fn refuse(status: u16, reason: &str) -> w::Refuse {
     }
 }
 
-fn backend(b: &p::Backend) -> w::Backend {
+pub(super) fn backend(b: &p::Backend) -> w::Backend {
     use w::backend::Target;
     let target = match &b.target {
         p::BackendTarget::Service {
@@ -278,6 +278,7 @@ impl From<&p::RouteRule> for w::Route {
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
             faults: r.faults.as_deref().map(w::FaultPolicy::from),
             cors: r.cors.as_deref().map(w::CorsPolicy::from),
+            mirrors: r.mirrors.iter().map(w::RouteMirror::from).collect(),
         }
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::ingress::is_gateway_service;
-use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
+use canal_model::limits::{
+    CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX,
+};
 use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
 
 use super::ResourceDecodeError;
@@ -29,6 +31,7 @@ impl From<&IngressGateway> for w::IngressGateway {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
             listeners: gateway.listeners.iter().map(listener).collect(),
+            trusted_proxies: gateway.trusted_proxies.into(),
         }
     }
 }
@@ -94,7 +97,15 @@ pub(super) fn decode(
                 .collect::<Result<_, _>>()?,
         })
     });
+    let proxies = u8::try_from(gateway.trusted_proxies).ok();
+    let Some(trusted_proxies) = proxies.filter(|it| *it <= TRUSTED_PROXIES_MAX) else {
+        return at.err(
+            "trusted_proxies",
+            format!("is more than {TRUSTED_PROXIES_MAX}"),
+        );
+    };
     Ok(IngressGateway {
+        trusted_proxies,
         id: ServiceId::new(gateway.id).or_else(|e| at.err("id", e))?,
         listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
         key,
@@ -175,6 +186,7 @@ pub(super) fn sample() -> IngressGateway {
     IngressGateway {
         key: "alpha/infra/web.gateway".parse().unwrap(),
         id: ServiceId::new(9).unwrap(),
+        trusted_proxies: 2,
         listeners: vec![
             listener("http", None, vec![suffix, any]),
             listener("closed", exact, Vec::new()),

@@ -201,6 +201,7 @@ mod tests {
                 |f| f.response_headers.set[0].0 = "content-length".into(),
                 "content-length",
             ),
+            // Names of headers are lower case on the wire.
             (|f| f.request_headers.set[0].0 = "X-A".into(), "X-A"),
             (|f| f.request_headers.set[0].0 = "a: b".into(), "a: b"),
             (

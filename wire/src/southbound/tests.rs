@@ -82,6 +82,7 @@ fn routes() -> Vec<Resource> {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action,
     };
     let attempts = super::route_attempts::samples().into_iter();
@@ -91,6 +92,7 @@ fn routes() -> Vec<Resource> {
     });
     let attempted: Vec<_> = attempted.map(Resource::Route).collect();
     let faults = super::route_faults::samples().into_iter();
+    // A sample with a delay has filters too, since both change the same rule.
     let faulted = faults.map(|faults| p::RouteRule {
         faults: Some(Box::new(faults)),
         filters: faults
@@ -112,7 +114,7 @@ fn routes() -> Vec<Resource> {
     let answers = super::route_answers::samples().into_iter();
     let answered = answers.map(|answer| rule(p::RouteAction::Answer(Box::new(answer))));
     let mut all = vec![
-        Resource::Route(rule(split)),
+        Resource::Route(rule(split.clone())),
         Resource::Route(rule(p::RouteAction::Refuse {
             status: 500,
             reason: "broken".into(),
@@ -123,6 +125,10 @@ fn routes() -> Vec<Resource> {
     all.extend(attempted);
     all.extend(faulted);
     all.extend(shared);
+    all.push(Resource::Route(p::RouteRule {
+        mirrors: super::route_mirrors::samples(),
+        ..rule(split)
+    }));
     all
 }
 
@@ -236,6 +242,7 @@ fn parents() -> Vec<Resource> {
             hostname: "reviews.b.svc.cluster.local".into(),
             vips: vec!["10.96.0.1".parse().unwrap()],
             ports: vec![p::ServicePort {
+                // Ports and ids differ from each other, so that swapped fields are noticed.
                 port: 9080,
                 name: "http".into(),
                 protocol: p::AppProtocol::Http1,
@@ -285,6 +292,7 @@ fn parents() -> Vec<Resource> {
 
 fn tier_samples() -> Vec<Resource> {
     let az = || "az1".parse().unwrap();
+    // A burst that differs from the rate, so that swapped fields are noticed.
     let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
     let rate = |per_second| p::RateLimit {
         per_second,
@@ -344,6 +352,7 @@ fn tier_samples() -> Vec<Resource> {
             az: az(),
             vni: Vni::new(101).unwrap(),
             version: 9,
+            // Chains of every length from none to eight.
             chains: (0..p::BUCKETS)
                 .map(|b| (1..=b as u32 % 9).map(number).collect())
                 .collect(),
@@ -421,6 +430,7 @@ fn broken_resources() -> Vec<BrokenCase> {
     vec![
         (
             "too many UDP ports",
+            // One port more than the 64 of the limit.
             workload((1..=65).collect()),
             "has 65 ports, more than 64",
         ),
@@ -484,6 +494,7 @@ fn broken_resources() -> Vec<BrokenCase> {
             "200 is not an error",
         ),
         (
+            // Bytes that are no protobuf message.
             "garbage",
             (ResourceKind::Service, "a/b/c".into(), vec![0xff; 9]),
             "not a Service message",
@@ -541,6 +552,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
             .zip(all.iter().zip(&versions))
             .all(|(e, (r, v))| e.resource == *r && e.version == *v)
     );
+    // A data plane that knows only Tenant skips the other kinds.
     assert_eq!(
         state_file::decode(&bytes, &[ResourceKind::Tenant])
             .unwrap()
@@ -548,6 +560,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
             .len(),
         1
     );
+    // The header, the body and the digest at the end.
     for at in [0, bytes.len() / 2, bytes.len() - 1] {
         let mut torn = bytes.clone();
         torn[at] ^= 1;

@@ -48,7 +48,10 @@ fn run(words: &[&str]) -> Result<ExitCode, String> {
             {
                 println!(
                     "{:40} {:10} {:?} {:?}",
-                    host.environment.name, host.environment.kind, host.environment.ip4, host.pulse
+                    host.environment.name,
+                    host.environment.kind,
+                    host.environment.ip4,
+                    host.process
                 );
             }
         }

@@ -30,9 +30,9 @@ impl SupervisorState {
 
     /// Creates a gateway in the running world.
     pub(crate) fn add_gateway(&self, name: &str, az: &str, backend: &str) -> Result<()> {
-        let _alone = self.alone();
+        let _changes = self.lock_changes();
         let before = self.design();
-        let hosts: Vec<String> = self.posts().keys().cloned().collect();
+        let hosts: Vec<String> = self.host_entries().keys().cloned().collect();
         decide_join(&before.topology, &hosts, name, az, backend)
             .map_err(|message| self.refusal(message))?;
         let mut design = WorldDesign::clone(&before);
@@ -134,31 +134,31 @@ impl SupervisorState {
         let host = host.filter(|host| host.backend.is_some()).ok_or_else(|| {
             self.refusal(format!("{name:?} is not a gateway of a world with edges"))
         })?;
-        let post = self
-            .posts()
+        let entry = self
+            .host_entries()
             .remove(name)
             .ok_or_else(|| self.no_host(name))?;
-        self.quit(post);
-        let _alone = self.alone();
+        self.quit(entry);
+        let _changes = self.lock_changes();
         self.unmake_gateway(&host)
     }
 
     /// Ends a process supervisor. Others can end at the same time, each as slowly as its process
     /// drains.
-    fn quit(&self, post: HostEntry) {
-        if let Some(orders) = post.orders {
+    fn quit(&self, entry: HostEntry) {
+        if let Some(orders) = entry.orders {
             // A closed channel means that the process supervisor has ended.
-            let _ = orders.give(ProcessCommand::Quit).recv();
+            let _ = orders.send(ProcessCommand::Quit).recv();
         }
-        self.statuses.forget(&post.environment.name);
+        self.statuses.forget(&entry.environment.name);
     }
 
     /// Removes everything of a gateway. Continues after an error and returns the first one.
     fn unmake_gateway(&self, host: &HostPlan) -> Result<()> {
         let mut design = WorldDesign::clone(&self.design());
-        let post = self.posts().remove(&host.name);
-        if let Some(post) = post {
-            self.quit(post);
+        let entry = self.host_entries().remove(&host.name);
+        if let Some(entry) = entry {
+            self.quit(entry);
         }
         let environment = self.environments(&design).host(host);
         let listed = {
@@ -205,9 +205,9 @@ impl SupervisorState {
 
     /// Removes a relay with its ends of the link.
     fn unmake_relay(&self, environment: &HostEnvironment, relay: &RelayPlan) -> Result<()> {
-        let post = self.posts().remove(&environment.name);
-        if let Some(post) = post {
-            self.quit(post);
+        let entry = self.host_entries().remove(&environment.name);
+        if let Some(entry) = entry {
+            self.quit(entry);
         }
         self.exited().remove(&environment.name);
         let emptied = crate::cgroup::remove(&environment.cgroup);
@@ -266,17 +266,19 @@ impl SupervisorState {
 
     /// Kills all processes of an AZ at once, so that none sees another one end.
     fn fell(&self, az: &str) {
-        let pulses = self.statuses.lock().clone();
+        let statuses = self.statuses.lock().clone();
         let mut waiters = Vec::new();
-        for (name, post) in self
-            .posts()
+        for (name, entry) in self
+            .host_entries()
             .iter()
-            .filter(|(_, post)| post.environment.az == az)
+            .filter(|(_, entry)| entry.environment.az == az)
         {
-            let Some(orders) = &post.orders else { continue };
-            let lives = pulses.get(name).is_some_and(|pulse| {
+            let Some(orders) = &entry.orders else {
+                continue;
+            };
+            let lives = statuses.get(name).is_some_and(|status| {
                 !matches!(
-                    pulse.phase,
+                    status.phase,
                     crate::process_supervisor::ProcessPhase::Stopped
                         | crate::process_supervisor::ProcessPhase::Ended { .. }
                 )
@@ -284,7 +286,7 @@ impl SupervisorState {
             // Processes that had ended or been stopped before do not start again when the AZ heals.
             if lives {
                 self.exited().insert(name.clone());
-                waiters.push(orders.give(ProcessCommand::Fall));
+                waiters.push(orders.send(ProcessCommand::Kill));
             }
         }
         for exited in waiters {
@@ -313,16 +315,16 @@ impl SupervisorState {
             self.tools
                 .run(&in_router(other, tool_batch::router_to_az(other, router)))?;
         }
-        let posts = self.posts();
-        let risen: Vec<_> = posts
+        let host_entries = self.host_entries();
+        let risen: Vec<_> = host_entries
             .iter()
-            .filter(|(name, post)| post.environment.az == az && self.exited().remove(*name))
+            .filter(|(name, entry)| entry.environment.az == az && self.exited().remove(*name))
             .collect();
         let waiters: Vec<_> = risen
             .iter()
-            .filter_map(|(_, post)| Some(post.orders.as_ref()?.give(ProcessCommand::Start)))
+            .filter_map(|(_, entry)| Some(entry.orders.as_ref()?.send(ProcessCommand::Start)))
             .collect();
-        drop(posts);
+        drop(host_entries);
         for started in waiters {
             // A closed channel means that the process supervisor has ended.
             let _ = started.recv();
@@ -434,6 +436,7 @@ mod tests {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
         let tier =
             Topology::parse(&file, include_str!("../../topologies/tier.yaml")).expect("right");
+        // The limit counts all hosts of the world, so the list is filled to it.
         let few = ["edge-1".to_owned(), "alpha/shop/web-0".to_owned()];
         let many = vec![String::new(); HOSTS_MAX];
         let good = ("gw-9", "az1", "b1");

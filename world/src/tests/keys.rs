@@ -48,6 +48,7 @@ fn requesters_get_the_providers_key_servers_and_their_names() {
             .join(" ")
             .replace("/run/canal/worlds/tier", "DIR")
     };
+    // Nodes and gateways of both AZs and tenants get the same two servers, never a tenant's.
     let expected = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
     for host in ["a-n1", "b-n2", "gw-1a", "gw-4b"] {
         let command = command(host);
@@ -113,6 +114,8 @@ fn routers_admit_only_requesters_to_key_servers() {
             .collect::<Vec<_>>()
     };
     let (ours, theirs) = (of("ks-1"), of("beta-ks"));
+    // One rule refuses all but requesters; a tenant's server also has a rule for its nodes and one
+    // for others.
     assert_eq!((ours.len(), theirs.len()), (1, 3), "{rules:#?}");
     for outsider in ["edge-1", "edge-2", "controller", "ks-2", "beta-ks"] {
         assert!(
@@ -120,6 +123,7 @@ fn routers_admit_only_requesters_to_key_servers() {
             "{outsider}: {rules:#?}"
         );
     }
+    // The comma keeps an address from matching the beginning of a longer one.
     for asker in ["gw-1a", "gw-4b", "a-n1", "b-n2"] {
         assert!(
             !ours[0].contains(&format!("{},", address(asker)))
@@ -133,10 +137,12 @@ fn routers_admit_only_requesters_to_key_servers() {
             && theirs[1].ends_with("accept"),
         "{rules:#?}"
     );
+    // 10.200.0.0/13 contains the underlay addresses of all nodes.
     assert!(
         theirs[2].contains("10.200.0.0/13") && theirs[2].ends_with("drop"),
         "{rules:#?}"
     );
+    // Without key servers the chain must not exist.
     let without = WorldPlan::of(&Topology::parse(&file(), TIER).expect("right"));
     assert!(
         !tool_batch::configuration(&without)

@@ -291,6 +291,7 @@ fn edges_of_one_az_share_a_tunnel_end_through_a_multipath_route() {
         )
     };
     let none = std::collections::BTreeSet::new();
+    // No edge is dead, then one is, then both.
     assert_eq!(
         tool_batch::router_to_edges(&plan, 0, &none),
         [format!(
@@ -316,6 +317,7 @@ fn edges_of_one_az_share_a_tunnel_end_through_a_multipath_route() {
         .flatten()
         .map(|batch| show(&batch))
         .collect();
+    // Both edges of the AZ have the shared address.
     assert_eq!(texts.matches("addr add 250.1.255.1/32 dev lo").count(), 2);
     assert!(
         !texts.contains(&format!("dst {}", one.ip4)),

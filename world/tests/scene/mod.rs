@@ -48,7 +48,7 @@ pub(crate) fn keep_leftovers() {
         // The runner of the tests stops the clock of this job between these two lines.
         print_line("WAITS FOR LOCK");
         let mut lock = None;
-        becomes("the lock on leftovers", 20 * SOON, || {
+        becomes("the lock on leftovers", 20 * STEP_TIMEOUT, || {
             lock = take();
             lock.is_some()
         });
@@ -68,7 +68,7 @@ fn print_line(line: &str) {
 }
 
 /// Maximum time of an event on a quiet machine.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns a name that no other test process uses, also of another run on this machine. It is short
 /// enough for a topology file.
@@ -97,7 +97,7 @@ pub(crate) fn world(tag: &str, yaml: &str) -> World {
     let world = World::up(&topology(&name(tag), yaml), &options(true))
         .unwrap_or_else(|error| panic!("{error}"));
     world
-        .wait_ready(deadline(SOON))
+        .wait_ready(deadline(STEP_TIMEOUT))
         .unwrap_or_else(|error| panic!("{error}"));
     world
 }
@@ -159,6 +159,7 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
             .into_iter()
             .filter(|name| name == world || *name == format!("{world}.lock")),
     );
+    // The hierarchy's place depends on the machine: version 2 alone, or beside version 1.
     for root in ["/sys/fs/cgroup/unified/canal", "/sys/fs/cgroup/canal"] {
         found.extend(
             list(root)
@@ -176,6 +177,7 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
             })
             .map(str::to_owned),
     );
+    // Processes of a world have its name in their environment, which outlives every file.
     for pid in list("/proc")
         .into_iter()
         .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
@@ -195,7 +197,7 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
 /// Waits until nothing remains of a world.
 pub(crate) fn vanishes(world: &str) {
     let mut left = Vec::new();
-    let gone = holds_in_time(SOON, || {
+    let gone = holds_in_time(STEP_TIMEOUT, || {
         left = remains(world);
         left.is_empty()
     });
@@ -239,7 +241,7 @@ pub(crate) fn sent(world: &World, node: &str) -> u64 {
 /// multicast groups (RFC 3810 §9.11).
 pub(crate) fn silence(world: &World, node: &str) -> u64 {
     let mut before = sent(world, node);
-    becomes("the silence of a node", SOON, || {
+    becomes("the silence of a node", STEP_TIMEOUT, || {
         std::thread::sleep(Duration::from_millis(1_200));
         let last = std::mem::replace(&mut before, sent(world, node));
         last == before
@@ -269,7 +271,7 @@ pub(crate) fn file(name: &str) -> PathBuf {
 pub(crate) fn supervisor_of(name: &str) -> u32 {
     let path = format!("/run/canal/worlds/{name}/supervisor.pid");
     let mut pid = None;
-    becomes("a supervisor", SOON, || {
+    becomes("a supervisor", STEP_TIMEOUT, || {
         pid = std::fs::read_to_string(&path)
             .ok()
             .and_then(|text| text.trim().parse().ok());

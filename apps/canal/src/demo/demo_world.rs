@@ -245,7 +245,7 @@ async fn ready(running: &RunningWorld) -> VerbResult<usize> {
     loop {
         let hosts = running.hosts()?;
         let with_job = || hosts.iter().filter(|host| host.environment.job.is_some());
-        if with_job().all(|host| host.pulse.ready) {
+        if with_job().all(|host| host.process.ready) {
             return Ok(with_job().count());
         }
         tokio::time::sleep(POLL).await;
@@ -266,13 +266,13 @@ fn unready(running: &RunningWorld) -> VerbResult<String> {
     let hosts = running.hosts()?;
     let waiting = hosts
         .iter()
-        .filter(|host| host.environment.job.is_some() && !host.pulse.ready);
+        .filter(|host| host.environment.job.is_some() && !host.process.ready);
     let list: Vec<String> = waiting
         .map(|host| {
             format!(
                 "{} ({})",
                 host.environment.name,
-                running_world::phase(&host.pulse)
+                running_world::phase(&host.process)
             )
         })
         .collect();

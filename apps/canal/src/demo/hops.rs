@@ -116,6 +116,7 @@ pub(crate) async fn run(
         world.running.names_of(HostKindFilter::Edge)?,
         world.running.names_of(HostKindFilter::Gateway)?,
     );
+    // Counters are read immediately before and after the load, so that little else is counted.
     let (before, before_ms) = (all(world, &hops)?, gateways_own(world).await?);
     let meshed = world.report(&client("alpha"), &argv).await?;
     let (after, after_ms) = (all(world, &hops)?, gateways_own(world).await?);
@@ -131,6 +132,7 @@ pub(crate) async fn run(
     ];
     let alone = world.report(DETAILS_POD, &argv).await?;
     screen.note(lines(&hops, &before, &after, &meshed, &alone));
+    // The gateway's own clock measures from the request's head to the end of its response.
     let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
     screen.note(vec![format!(
         "from the gateway on:    mean {mean_ms:.2} ms, by its own clock"

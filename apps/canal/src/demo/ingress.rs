@@ -50,6 +50,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         .await?;
     let page = curl(world, &first, "https", HOST, &["-L"]).await?;
     let redirected = curl(world, &first, "http", HOST, &["-L"]).await?;
+    // curl ends with a failed handshake, not with a status.
     let other = curl(world, &first, "https", "other.example.com", &[]).await?;
     world
         .apply("alpha", "demo/alpha/public.yaml", certificate(&second)?)

@@ -32,6 +32,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             nodes.len()
         ),
     )];
+    // Clients without a proxy reach the gateway by its own address, which each family has.
     for family in ["-4", "-6"] {
         let url = format!("http://{NAME}:9080/details/0");
         let argv = [

@@ -137,11 +137,11 @@ mod tests {
             ("silence", 5, json!(3100), 1500, [true, false]),
         ] {
             let report = json!({ "failed": failed, "succeeded": 100, "requests": 2400, "failed_last_ms": last, "gap_ms_max": gap });
-            let held: Vec<bool> = evaluate("gw-1", 3000, &report)
+            let met: Vec<bool> = evaluate("gw-1", 3000, &report)
                 .iter()
                 .map(|p| p.is_met)
                 .collect();
-            assert_eq!(held, want, "{name}");
+            assert_eq!(met, want, "{name}");
         }
     }
 }

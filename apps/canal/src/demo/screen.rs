@@ -113,7 +113,7 @@ impl DemoOutput {
             .iter()
             .map(|p| json!({ "expected": p.expected, "seen": p.observation, "held": p.is_met }));
         let seconds = step.started.elapsed().as_secs_f64();
-        self.steps.push(json!({ "title": step.title, "seconds": seconds, "promises": each.collect::<Vec<_>>() }));
+        self.steps.push(json!({ "title": step.title, "seconds": seconds, "expectations": each.collect::<Vec<_>>() }));
         self.expectations.extend(expectations);
     }
 

@@ -103,6 +103,7 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
         ("server-stream", ["--count", "20"]),
         ("client-stream", ["--count", "20"]),
         ("bidi", ["--count", "20"]),
+        // Status 9 (FAILED_PRECONDITION) shows that trailers pass unchanged.
         ("unary", ["--status", "9"]),
     ] {
         let argv = [

@@ -58,6 +58,7 @@ pub(crate) async fn run(
             format!("`canal explain` reports of {source}: {outcome}"),
             lines.last().cloned().unwrap_or_default(),
         ));
+        // The audience sees the explanation of the refusal only; that of the other is checked.
         if outcome == "denies" {
             screen.note(lines);
         }

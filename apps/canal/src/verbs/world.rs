@@ -214,9 +214,9 @@ fn hosts(world: &str, output: &OutputArgs) -> VerbResult {
                 host.environment.az.clone(),
                 text(host.environment.ip4.map(|ip| ip.to_string())),
                 text(host.environment.ip6.map(|ip| ip.to_string())),
-                running_world::phase(&host.pulse),
-                text(host.pulse.pid.map(|pid| pid.to_string())),
-                host.pulse.restarts.to_string(),
+                running_world::phase(&host.process),
+                text(host.process.pid.map(|pid| pid.to_string())),
+                host.process.restarts.to_string(),
             ]);
         }
         table.lines()
@@ -224,11 +224,11 @@ fn hosts(world: &str, output: &OutputArgs) -> VerbResult {
 }
 
 fn host_value(host: &HostStatus) -> Value {
-    let (environment, pulse) = (&host.environment, &host.pulse);
+    let (environment, process) = (&host.environment, &host.process);
     json!({
         "name": environment.name, "kind": environment.kind, "az": environment.az, "tenant": environment.tenant, "node": environment.node,
         "ip4": environment.ip4, "ip6": environment.ip6, "overlay": environment.overlay, "netns": environment.netns, "cgroup": environment.cgroup, "log": environment.log,
-        "state": running_world::phase(pulse), "ready": pulse.ready, "pid": pulse.pid, "restarts": pulse.restarts,
+        "state": running_world::phase(process), "ready": process.ready, "pid": process.pid, "restarts": process.restarts,
     })
 }
 

@@ -251,6 +251,7 @@ fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
+    // Callgrind's files are kept only on request.
     if let Some(folder) = &flags.keep {
         std::fs::create_dir_all(folder)?;
     }
@@ -271,6 +272,7 @@ fn main() -> anyhow::Result<()> {
             subject: subject.name,
             runs: Vec::new(),
         }));
+        // Instructions hardly vary; several rounds show by how much.
         for round in 0..flags.rounds {
             for (subject, row) in subjects.iter().zip(&mut rows[first..]) {
                 row.runs.push(subject.measure(case, &flags)?);

@@ -57,6 +57,7 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut answers = 0;
     let mut events = Vec::with_capacity(CONNECTIONS);
+    // A closed loop: each connection sends its next request when the last one was answered.
     while !stop.load(Ordering::Relaxed) {
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {

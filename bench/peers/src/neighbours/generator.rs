@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use canal_bench_peers::answer::whole_answer;
+use canal_bench_peers::answer::read_complete_answer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::buffer::spare_capacity;
@@ -77,7 +77,7 @@ impl LoadConnection {
             Err(e) => return Err(e.into()),
         }
         let (now, mut taken) = (Instant::now(), 0);
-        while let Some((status, length)) = whole_answer(&self.read[taken..])? {
+        while let Some((status, length)) = read_complete_answer(&self.read[taken..])? {
             taken += length;
             let (sent, counts) = self
                 .sent
@@ -142,9 +142,11 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
     )?;
     epoll::add(&poll, &alarm, EventData::new_u64(u64::MAX), EventFlags::IN)?;
+    // A fixed seed gives each proxy the same arrivals.
     let mut random = StdRng::seed_from_u64(load.seed);
     let total = load.share * load.quiet.len() as f64 + load.noise;
     let (quiet, begun) = (load.quiet.len(), Instant::now());
+    // Requests before `counted_from` only open connections and fill pools.
     let (counted_from, end) = (
         begun + WARM,
         begun + WARM + Duration::from_secs_f64(load.seconds),
@@ -164,6 +166,8 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
             let counts = tenant < quiet && next >= counted_from;
             connections[tenant].send(request, counts)?;
             waiting += 1;
+            // Lateness of the generator itself: beyond a proxy's latency it would falsify the
+            // result.
             if counts {
                 outcome.sent_quiet += 1;
                 outcome
@@ -174,6 +178,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
             // clients are.
             next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / total);
         }
+        // Responses that are late still count, up to a limit that ends a hang.
         if now >= end && (waiting == 0 || now >= end + LAST_ANSWERS) {
             break;
         }

@@ -142,13 +142,13 @@ fn measure(
 /// Runs all phases of one proxy in one round.
 fn round(
     proxy: &Proxy,
-    place: &proxies::ProxyFolders,
+    folders: &proxies::ProxyFolders,
     flags: &Flags,
     number: u64,
 ) -> anyhow::Result<Vec<NeighbourResult>> {
     let addresses = proxy.addresses(flags.tenants);
     let (noisy, quiet) = addresses.split_first().context("there is no tenant")?;
-    let running = proxy.start(place, &addresses)?;
+    let running = proxy.start(folders, &addresses)?;
     running.settle()?;
     let measured = BenchPhase::ALL.map(|phase| {
         let noise = if phase == BenchPhase::Noisy {
@@ -230,6 +230,7 @@ fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     namespace::enter()?;
     // The threads of the load stay on their core.
+    // One core for the load and another for the proxy: neither takes time from the other.
     let core: usize = LOAD_CORE.parse()?;
     let mut cores = rustix::thread::CpuSet::new();
     cores.set(core);
@@ -237,7 +238,7 @@ fn main() -> anyhow::Result<()> {
     // Other processes on the machine get less priority than this program and its children.
     rustix::process::setpriority_process(None, -20)?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
-    let place = proxies::ProxyFolders {
+    let folders = proxies::ProxyFolders {
         envoy: std::env::current_dir()?.join(".tools/envoy/bin/envoy"),
         dir: dir.path().to_owned(),
         build: Build::at(&flags.build)?,
@@ -255,9 +256,10 @@ fn main() -> anyhow::Result<()> {
         })
     };
     let mut rows: Vec<NeighbourRow> = wanted.iter().flat_map(row).collect();
+    // Proxies take turns in each round, so that a change of the machine affects all.
     for number in 0..flags.rounds {
         for proxy in &wanted {
-            let measured = round(proxy, &place, &flags, number)?;
+            let measured = round(proxy, &folders, &flags, number)?;
             let p99: Vec<_> = measured.iter().map(|m| format!("{:.3}", m.p99)).collect();
             eprintln!(
                 "round {}/{}: {}, p99 ms {}",

@@ -54,15 +54,15 @@ impl Proxy {
 
     pub(crate) fn start(
         &self,
-        place: &ProxyFolders,
+        folders: &ProxyFolders,
         addresses: &[SocketAddr],
     ) -> anyhow::Result<PinnedProcess> {
-        (self.start)(place, addresses)
+        (self.start)(folders, addresses)
     }
 }
 
-fn canal(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
-    let snapshot = place.dir.join("canal.snapshot");
+fn canal(folders: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
+    let snapshot = folders.dir.join("canal.snapshot");
     // Numbers start at 2, because the first tenant has another range of services.
     let tenant_listeners: Vec<_> = (2..=u8::MAX)
         .zip(addresses)
@@ -78,22 +78,26 @@ fn canal(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
         .collect();
     if !snapshot.exists() {
         for (number, listener) in &tenant_listeners {
-            let config = place.dir.join("tenants").join(&listener.tenant);
+            let config = folders.dir.join("tenants").join(&listener.tenant);
             std::fs::create_dir_all(&config)?;
             let text =
                 canal::tenant(&listener.tenant, *number, "") + &canal::only_service(*number, ROUTE);
             std::fs::write(config.join("bench.yaml"), text)?;
         }
-        place.build.compile(&place.dir.join("tenants"), &snapshot)?;
+        folders
+            .build
+            .compile(&folders.dir.join("tenants"), &snapshot)?;
     }
     let tenant_listeners: Vec<_> = tenant_listeners
         .into_iter()
         .map(|(_, listener)| listener)
         .collect();
-    place.build.start(&place.dir, &snapshot, &tenant_listeners)
+    folders
+        .build
+        .start(&folders.dir, &snapshot, &tenant_listeners)
 }
 
-fn haproxy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
+fn haproxy(folders: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let (ip, port) = (origin::ADDRESS, origin::PORT);
     let mut conf = String::from(
         "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n",
@@ -105,18 +109,19 @@ fn haproxy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pin
              backend b{n}\n  server s {ip}:{port}\n"
         );
     }
-    let path = write(&place.dir, "haproxy.cfg", &conf)?;
+    let path = write(&folders.dir, "haproxy.cfg", &conf)?;
     PinnedProcess::start(
         &["haproxy", "-db", "-f", &path],
         PROXY_CORE,
         last(addresses)?,
-        &place.dir.join("haproxy.log"),
+        &folders.dir.join("haproxy.log"),
     )
 }
 
-fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
+fn envoy(folders: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let (ip, port) = (origin::ADDRESS, origin::PORT);
     let (mut listeners, mut clusters) = (String::new(), String::new());
+    // Each tenant has a listener and a cluster of its own, as separate tenants have.
     for (n, address) in addresses.iter().enumerate() {
         let _ = write!(
             listeners,
@@ -134,16 +139,16 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
         );
     }
     let path = write(
-        &place.dir,
+        &folders.dir,
         "envoy.yaml",
         &format!("static_resources:\n  listeners:\n{listeners}  clusters:\n{clusters}"),
     )?;
     anyhow::ensure!(
-        place.envoy.exists(),
+        folders.envoy.exists(),
         "{} is missing; fix: run setup/install bench",
-        place.envoy.display()
+        folders.envoy.display()
     );
-    let program = place.envoy.to_string_lossy().into_owned();
+    let program = folders.envoy.to_string_lossy().into_owned();
     let argv = [
         &program,
         "--concurrency",
@@ -155,11 +160,12 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
         "-c",
         &path,
     ];
+    // The last listener is the last that opens, so the start waits for it.
     PinnedProcess::start(
         &argv,
         PROXY_CORE,
         last(addresses)?,
-        &place.dir.join("envoy.log"),
+        &folders.dir.join("envoy.log"),
     )
 }
 

@@ -13,42 +13,47 @@ use crate::case::{ProxyCase, ROUTES, SERVICES};
 /// Port of a gateway with a state file.
 const PORT: u16 = 18_081;
 
-pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
     match case {
         ProxyCase::Http1 | ProxyCase::Close | ProxyCase::H2c => {
-            by_snapshot(place, &place.now, ("canal", 1, 1), "")
+            by_snapshot(folders, &folders.now, ("canal", 1, 1), "")
         }
         ProxyCase::Policies => by_snapshot(
-            place,
-            &place.now,
+            folders,
+            &folders.now,
             ("canal-policies", 1, 1),
             &canal::policies(),
         ),
-        ProxyCase::OneService | ProxyCase::ManyServices => by_controller(place, true, mesh::HBONE),
-        ProxyCase::Mtls => by_controller(place, false, mesh::HBONE),
+        ProxyCase::OneService | ProxyCase::ManyServices => {
+            by_controller(folders, true, mesh::HBONE)
+        }
+        ProxyCase::Mtls => by_controller(folders, false, mesh::HBONE),
     }
 }
 
-pub(super) fn start_before(place: &PeerFolders, _case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+pub(super) fn start_before(
+    folders: &PeerFolders,
+    _case: ProxyCase,
+) -> anyhow::Result<PinnedProcess> {
     by_snapshot(
-        place,
-        place.before.as_ref().unwrap_or(&place.now),
+        folders,
+        folders.before.as_ref().unwrap_or(&folders.now),
         ("canal-before", 1, 1),
         "",
     )
 }
 
 /// Starts a gateway with 10,000 services x 10 routes; the requests go to one of them.
-pub(super) fn start_100k(place: &PeerFolders, _case: ProxyCase) -> anyhow::Result<PinnedProcess> {
-    by_snapshot(place, &place.now, ("canal-100k", SERVICES, ROUTES), "")
+pub(super) fn start_100k(folders: &PeerFolders, _case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+    by_snapshot(folders, &folders.now, ("canal-100k", SERVICES, ROUTES), "")
 }
 
 /// Starts such a gateway with a controller.
 pub(super) fn start_controlled(
-    place: &PeerFolders,
+    folders: &PeerFolders,
     _case: ProxyCase,
 ) -> anyhow::Result<PinnedProcess> {
-    by_controller(place, true, mesh::PLAIN_LISTENER)
+    by_controller(folders, true, mesh::PLAIN_LISTENER)
 }
 
 /// Writes the configuration of one tenant. `tenant` has the objects other than services; the
@@ -77,14 +82,15 @@ pub(super) fn configure(
 
 /// Starts a gateway with a state file; one with policies has an access log too.
 fn by_snapshot(
-    place: &PeerFolders,
+    folders: &PeerFolders,
     build: &Build,
     (name, services, routes): (&str, usize, usize),
     policies: &str,
 ) -> anyhow::Result<PinnedProcess> {
-    let snapshot = place.dir.join(format!("{name}.snapshot"));
+    let snapshot = folders.dir.join(format!("{name}.snapshot"));
+    // Compiling 100,000 routes takes long, so later runs use the same file.
     if !snapshot.exists() {
-        let config = place.dir.join(name);
+        let config = folders.dir.join(name);
         configure(
             &config.join("bench"),
             &(canal::tenant("bench", 1, "") + policies),
@@ -92,13 +98,14 @@ fn by_snapshot(
         )?;
         build.compile(&config, &snapshot)?;
     }
-    let file = place
+    let file = folders
         .dir
         .join("canal-access.log")
         .to_string_lossy()
         .into_owned();
     // The last run's log would occupy memory.
     let _ = std::fs::remove_file(&file);
+    // Other proxies log in the case of policies only, so Canal does too.
     let log = if policies.is_empty() { "off" } else { &file };
     let listener = BenchListener {
         address: loopback(PORT),
@@ -112,7 +119,7 @@ fn by_snapshot(
     ];
     let argv = build.gateway_fed(
         &feed,
-        &place.dir.join(format!("data-{name}")),
+        &folders.dir.join(format!("data-{name}")),
         std::slice::from_ref(&listener),
     );
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
@@ -120,18 +127,18 @@ fn by_snapshot(
         &argv,
         PROXY_CORE,
         listener.address,
-        &place.dir.join("canal.log"),
+        &folders.dir.join("canal.log"),
     )
 }
 
 /// Starts a gateway without configuration, which a controller configures; the load goes to
 /// `address`.
 fn by_controller(
-    place: &PeerFolders,
+    folders: &PeerFolders,
     is_large: bool,
     address: std::net::SocketAddr,
 ) -> anyhow::Result<PinnedProcess> {
-    let cell = &place.meshes[usize::from(is_large)];
+    let cell = &folders.meshes[usize::from(is_large)];
     let mesh = match cell.get() {
         Some(mesh) => mesh,
         None => {
@@ -140,14 +147,14 @@ fn by_controller(
             } else {
                 ("small", (1, 1))
             };
-            let mesh = BenchMesh::start(place, name, size)?;
+            let mesh = BenchMesh::start(folders, name, size)?;
             cell.get_or_init(|| mesh)
         }
     };
-    place.starts.set(place.starts.get() + 1);
+    folders.starts.set(folders.starts.get() + 1);
     mesh.gateway(
-        place,
-        &place.dir.join(format!("data-{}", place.starts.get())),
+        folders,
+        &folders.dir.join(format!("data-{}", folders.starts.get())),
         address,
     )
 }

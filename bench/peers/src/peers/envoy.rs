@@ -13,9 +13,9 @@ use crate::tls_origin;
 const PORT: u16 = 18_084;
 const API: &str = "type.googleapis.com/envoy.extensions";
 
-pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
-    let conf = write(&place.dir, "envoy.yaml", &configuration(place, case))?;
-    let program = place.envoy()?;
+pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+    let conf = write(&folders.dir, "envoy.yaml", &configuration(folders, case))?;
+    let program = folders.envoy()?;
     let argv = [
         &program,
         "--concurrency",
@@ -30,7 +30,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
         &argv,
         PROXY_CORE,
         loopback(PORT),
-        &place.dir.join("envoy.log"),
+        &folders.dir.join("envoy.log"),
     )?;
     if case.is_large() {
         process.settle()?;
@@ -38,8 +38,8 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
     Ok(process)
 }
 
-fn configuration(place: &PeerFolders, case: ProxyCase) -> String {
-    let log = place.dir.join("envoy-access.log");
+fn configuration(folders: &PeerFolders, case: ProxyCase) -> String {
+    let log = folders.dir.join("envoy-access.log");
     let (log, socket) = match case {
         ProxyCase::Policies => {
             let _ = std::fs::remove_file(&log);
@@ -56,7 +56,7 @@ fn configuration(place: &PeerFolders, case: ProxyCase) -> String {
             String::new(),
             format!(
                 "      transport_socket: {}\n",
-                socket(place, "DownstreamTlsContext")
+                socket(folders, "DownstreamTlsContext")
             ),
         ),
         _ => Default::default(),
@@ -72,7 +72,7 @@ fn configuration(place: &PeerFolders, case: ProxyCase) -> String {
          codec_type: AUTO\n          stat_prefix: i\n{log}          route_config: {{virtual_hosts: [{}]}}\n          http_filters:\n{filters}          \
          - {{name: router, typed_config: {{\"@type\": {API}.filters.http.router.v3.Router}}}}\n{socket}  clusters:\n{}",
         hosts(case),
-        clusters(place, case)
+        clusters(folders, case)
     )
 }
 
@@ -98,7 +98,7 @@ fn hosts(case: ProxyCase) -> String {
     out
 }
 
-fn clusters(place: &PeerFolders, case: ProxyCase) -> String {
+fn clusters(folders: &PeerFolders, case: ProxyCase) -> String {
     let cluster = |name: &str, address: &str, port: u16, more: &str| {
         format!(
             "  - name: {name}\n    type: STATIC\n{more}    load_assignment: {{cluster_name: {name}, endpoints: [{{lb_endpoints: [{{endpoint: {{address: \
@@ -113,7 +113,7 @@ fn clusters(place: &PeerFolders, case: ProxyCase) -> String {
             );
             let more = format!(
                 "    transport_socket: {}\n    typed_extension_protocol_options: {{envoy.extensions.upstreams.http.v3.HttpProtocolOptions: {{{http2}}}}}\n",
-                socket(place, "UpstreamTlsContext")
+                socket(folders, "UpstreamTlsContext")
             );
             cluster(
                 "o",
@@ -130,9 +130,9 @@ fn clusters(place: &PeerFolders, case: ProxyCase) -> String {
 }
 
 /// Returns the mutual TLS settings of one side.
-fn socket(place: &PeerFolders, context: &str) -> String {
+fn socket(folders: &PeerFolders, context: &str) -> String {
     let [chain, key, authority] =
-        ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
+        ["peer.crt", "peer.key", "ca.pem"].map(|name| folders.certificates.file(name));
     let requirement = if context == "DownstreamTlsContext" {
         "require_client_certificate: true, "
     } else {

@@ -12,7 +12,7 @@ use crate::tls_origin;
 
 const PORT: u16 = 18_082;
 
-pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
     // A clear-text `bind` accepts HTTP/1.1 and, by its preface, HTTP/2. All idle connections stay
     // open, however many there are.
     let mut conf = String::from(
@@ -21,6 +21,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
          ssl-default-server-ciphersuites TLS_AES_256_GCM_SHA384\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
          timeout server 60s\n  http-reuse always\n  default-server pool-purge-delay 600s\n",
     );
+    // The case of policies measures proxies with an access log.
     if case == ProxyCase::Policies {
         conf.push_str("  log stdout format raw local0\n  option httplog\n");
     }
@@ -28,7 +29,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
         conf,
         "frontend f\n  option forwardfor\n  bind 127.0.0.1:{PORT}"
     );
-    let [ours, authority] = ["peer.pem", "ca.pem"].map(|name| place.certificates.file(name));
+    let [ours, authority] = ["peer.pem", "ca.pem"].map(|name| folders.certificates.file(name));
     if case.is_tls() {
         let _ = write!(
             conf,
@@ -42,6 +43,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             let _ = write!(conf, "backend s{n}\n  server s {ORIGIN}:{ORIGIN_PORT}\n");
         }
     } else if case == ProxyCase::Mtls {
+        // Of the proxies' cases only this one has mTLS on both sides.
         let server = format!(
             "server s {} ssl crt {ours} ca-file {authority} verify required alpn h2",
             tls_origin::ADDRESS
@@ -53,14 +55,14 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             "\n  default_backend b\nbackend b\n  server s {ORIGIN}:{ORIGIN_PORT}\n"
         );
     }
-    let conf = write(&place.dir, "haproxy.cfg", &conf)?;
-    let mut argv = place.newest("haproxy")?;
+    let conf = write(&folders.dir, "haproxy.cfg", &conf)?;
+    let mut argv = folders.newest("haproxy")?;
     argv.extend(["-db", "-f", &conf].map(str::to_owned));
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
     PinnedProcess::start(
         &argv,
         PROXY_CORE,
         loopback(PORT),
-        &place.dir.join("haproxy.log"),
+        &folders.dir.join("haproxy.log"),
     )
 }

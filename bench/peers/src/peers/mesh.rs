@@ -39,17 +39,17 @@ pub(super) struct BenchMesh {
 
 impl BenchMesh {
     pub(super) fn start(
-        place: &PeerFolders,
+        folders: &PeerFolders,
         name: &str,
         size: (usize, usize),
     ) -> anyhow::Result<Self> {
-        let dir = place.dir.join(format!("mesh-{name}"));
+        let dir = folders.dir.join(format!("mesh-{name}"));
         configure(
             &dir.join("config/bench"),
             &(canal::tenant("bench", 1, SHARES) + &more()),
             size,
         )?;
-        place
+        folders
             .certificates
             .give_authority(&dir.join("authorities"))?;
         let hash: String = Sha256::digest(TOKEN)
@@ -61,20 +61,21 @@ impl BenchMesh {
             format!("- {{tokenSha256: {hash}, kind: gateway, name: bench, az: az1}}\n"),
         )?;
         std::fs::write(dir.join("token"), TOKEN)?;
-        let mut argv = vec![place.now.controller()?];
-        let folders = [
+        let mut argv = vec![folders.now.controller()?];
+        let folder_flags = [
             ("--data-dir", "data"),
             ("--config-dir", "config"),
             ("--principals", "principals.yaml"),
             ("--infra-dir", "infra"),
             ("--ca-dir", "authorities"),
         ];
-        for (flag, file) in folders {
+        for (flag, file) in folder_flags {
             argv.extend([
                 flag.to_owned(),
                 dir.join(file).to_string_lossy().into_owned(),
             ]);
         }
+        // Both controllers run at the same time, so each has a port.
         let listen = loopback(if name == "large" { 18_101 } else { 18_100 });
         let rest = format!(
             "--listen {listen} --admin-addr 127.0.0.1:0 --metrics-addr 127.0.0.1:0 --log warn"
@@ -85,8 +86,9 @@ impl BenchMesh {
             &argv,
             LOAD_CORE,
             listen,
-            &place.dir.join(format!("controller-{name}.log")),
+            &folders.dir.join(format!("controller-{name}.log")),
         )?;
+        // CPU time after the start must not count as the proxy's.
         controller.settle()?;
         Ok(Self { dir, controller })
     }
@@ -94,7 +96,7 @@ impl BenchMesh {
     /// Starts a gateway that has only its token, and waits until it is ready.
     pub(super) fn gateway(
         &self,
-        place: &PeerFolders,
+        folders: &PeerFolders,
         data: &Path,
         address: SocketAddr,
     ) -> anyhow::Result<PinnedProcess> {
@@ -111,7 +113,7 @@ impl BenchMesh {
             ["--hbone-addr", &hbone],
             ["--access-log", "off"],
         ];
-        let argv = place.now.gateway_fed(
+        let argv = folders.now.gateway_fed(
             feed.as_flattened(),
             data,
             &[BenchListener {
@@ -120,11 +122,12 @@ impl BenchMesh {
             }],
         );
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let log = place.dir.join("canal.log");
+        let log = folders.dir.join("canal.log");
         let mut gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
         // The start waited for the plain listener; the load goes elsewhere.
         gateway.address = address;
         let begun = Instant::now();
+        // Configuration and certificates arrive after the listeners are open.
         while let Err(lacking) = readiness() {
             let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
             anyhow::ensure!(

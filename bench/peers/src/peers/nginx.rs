@@ -9,10 +9,10 @@ use crate::tls_origin;
 
 const PORT: u16 = 18_083;
 
-pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
-    let d = place.dir.display();
+pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+    let d = folders.dir.display();
     let [chain, key, authority] =
-        ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
+        ["peer.crt", "peer.key", "ca.pem"].map(|name| folders.certificates.file(name));
     let tls = format!(
         "ssl_certificate {chain}; ssl_certificate_key {key}; ssl_client_certificate {authority}; ssl_verify_client on; ssl_protocols TLSv1.3; \
          ssl_conf_command Ciphersuites TLS_AES_256_GCM_SHA384; proxy_ssl_certificate {chain}; proxy_ssl_certificate_key {key}; \
@@ -29,6 +29,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             "1.1",
         ),
     };
+    // 4096 connections and endless keep-alive: no proxy may be slowed by reconnects.
     let conf = format!(
         "daemon off; master_process off; worker_processes 1; error_log {d}/nginx.err; pid {d}/nginx.pid;\n\
          events {{ worker_connections 4096; }}\n\
@@ -38,9 +39,13 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
          server {{ listen 127.0.0.1:{PORT} {listen} backlog=1024; {tls}\n\
          location / {{ proxy_http_version {version}; proxy_set_header Connection \"\"; proxy_pass {scheme}://o; }} }} }}\n"
     );
-    let conf = write(&place.dir, "nginx.conf", &conf)?;
-    let early = place.dir.join("nginx.early").to_string_lossy().into_owned();
-    let mut argv = place.newest("nginx")?;
+    let conf = write(&folders.dir, "nginx.conf", &conf)?;
+    let early = folders
+        .dir
+        .join("nginx.early")
+        .to_string_lossy()
+        .into_owned();
+    let mut argv = folders.newest("nginx")?;
     // nginx opens this log before it reads the configuration, which names the other one.
     argv.extend(["-e", &early, "-c", &conf].map(str::to_owned));
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
@@ -48,6 +53,6 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
         &argv,
         PROXY_CORE,
         loopback(PORT),
-        &place.dir.join("nginx.log"),
+        &folders.dir.join("nginx.log"),
     )
 }

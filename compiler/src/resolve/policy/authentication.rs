@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_model::authorization::{
     Authentication, JWT_RULES_MAX, JwtRule, KEYS_BYTES_MAX, PolicyKey, VALUE_BYTES_MAX, VALUES_MAX,
 };
-use canal_model::ids::{ServiceKey, TenantName};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::ids::TenantName;
 use canal_model::policy::istio_security::{self, RequestAuthentication};
-use canal_model::program::Service;
 
-use super::target::{TargetSelector, keys, targets};
+use super::target::{PolicyTargets, TargetSelector, keys, targets};
 use super::values::{claim, header};
 use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -42,7 +42,7 @@ pub(in crate::resolve) struct KeySets<'a> {
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
     declared: &[Sourced<'_, RequestAuthentication>],
-    services: &BTreeMap<ServiceKey, Service>,
+    named: PolicyTargets<'_>,
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
@@ -61,14 +61,19 @@ pub(in crate::resolve) fn resolve(
             target_ref: spec.target_ref.as_ref(),
             target_refs: spec.target_refs.as_deref(),
         };
-        let targets = targets(tenant, &written, services, &mut reading);
+        let targets = targets(tenant, &written, named, &mut reading);
         let mut rules = Vec::new();
         if spec.jwt_rules.len() > JWT_RULES_MAX {
             let problem = format!(
                 "there are {} rules, more than {JWT_RULES_MAX}",
                 spec.jwt_rules.len()
             );
-            reading.breaks("spec.jwtRules", problem, "write several objects");
+            reading.breaks(
+                Code::LimitExceeded,
+                "spec.jwtRules",
+                problem,
+                "write several objects",
+            );
         } else {
             rules.extend(spec.jwt_rules.iter().enumerate().map(|(at, written)| {
                 rule(&format!("spec.jwtRules[{at}]"), written, sets, &mut reading)
@@ -107,6 +112,7 @@ fn rule(
 ) -> JwtRule {
     if written.issuer.is_empty() {
         reading.breaks(
+            Code::MissingField,
             format!("{field}.issuer"),
             "the issuer is empty",
             "write the `iss` of its tokens",
@@ -124,6 +130,7 @@ fn rule(
     ];
     for (list, count) in lists.into_iter().filter(|(_, count)| *count > VALUES_MAX) {
         reading.breaks(
+            Code::LimitExceeded,
             format!("{field}.{list}"),
             format!("there are {count} items, more than {VALUES_MAX}"),
             "write fewer",
@@ -134,9 +141,12 @@ fn rule(
     for (at, from) in written.from_headers.iter().enumerate() {
         match header(&from.name) {
             Ok(name) => headers.push((name, from.prefix.clone())),
-            Err((problem, fix)) => {
-                reading.breaks(format!("{field}.fromHeaders[{at}].name"), problem, fix)
-            }
+            Err((problem, fix)) => reading.breaks(
+                Code::InvalidValue,
+                format!("{field}.fromHeaders[{at}].name"),
+                problem,
+                fix,
+            ),
         }
     }
     let mut claim_headers = Vec::new();
@@ -146,7 +156,9 @@ fn rule(
         let name = output(&format!("{own}.header"), &to.header, reading);
         match claim(to.claim.split('.')) {
             Ok(claim) => claim_headers.extend(name.map(|name| (name, claim))),
-            Err((problem, fix)) => reading.breaks(format!("{own}.claim"), problem, fix),
+            Err((problem, fix)) => {
+                reading.breaks(Code::InvalidValue, format!("{own}.claim"), problem, fix)
+            }
         }
     }
     let payload = written.output_payload_to_header.as_deref();
@@ -194,12 +206,14 @@ fn check_words(
         let may_be_empty = name == "issuer" || name.ends_with("prefix");
         if word.is_empty() && !may_be_empty {
             reading.breaks(
+                Code::MissingField,
                 format!("{field}.{name}"),
                 "the value is empty",
                 "write one or remove it",
             );
         } else if word.len() > VALUE_BYTES_MAX {
             reading.breaks(
+                Code::LimitExceeded,
                 format!("{field}.{name}"),
                 format!(
                     "the value has {} bytes; at most {VALUE_BYTES_MAX} are allowed",
@@ -215,6 +229,7 @@ fn check_words(
 fn output(field: &str, name: &str, reading: &mut AuthenticationResolver<'_>) -> Option<String> {
     if FRAMING.contains(&name.to_ascii_lowercase().as_str()) {
         reading.breaks(
+            Code::InvalidValue,
             field,
             format!(
                 "{name} controls how the request is transferred, so it cannot carry token data"
@@ -226,7 +241,7 @@ fn output(field: &str, name: &str, reading: &mut AuthenticationResolver<'_>) -> 
     match header(name) {
         Ok(name) => Some(name),
         Err((problem, fix)) => {
-            reading.breaks(field, problem, fix);
+            reading.breaks(Code::InvalidValue, field, problem, fix);
             None
         }
     }
@@ -243,6 +258,7 @@ fn key_set(
     let (field, keys) = match (&written.jwks, &written.jwks_uri) {
         (Some(_), Some(_)) => {
             reading.error(
+                Code::ConflictingFields,
                 format!("{field}.jwksUri"),
                 format!("jwks is set too, {CLOSED}"),
                 "write one of the two",
@@ -251,6 +267,7 @@ fn key_set(
         }
         (None, None) => {
             reading.error(
+                Code::MissingField,
                 format!("{field}.jwksUri"),
                 format!("the issuer has no keys, {CLOSED}"),
                 "write jwksUri or jwks",
@@ -261,13 +278,19 @@ fn key_set(
         (None, Some(uri)) => {
             let field = format!("{field}.jwksUri");
             if let Err((problem, fix)) = check_uri(uri, sets) {
-                reading.error(field, format!("{problem}, {CLOSED}"), fix);
+                reading.error(
+                    Code::InvalidKeySet,
+                    field,
+                    format!("{problem}, {CLOSED}"),
+                    fix,
+                );
                 return None;
             }
             // The controller fetches the set, and compiles the tenant again when it has it.
             sets.required_uris.insert(uri.clone());
             let Some(keys) = sets.fetched.get(uri) else {
                 reading.warning(
+                    Code::KeySetUnavailable,
                     field,
                     format!("the keys at {uri} are not available yet, {CLOSED}"),
                     "check that the controller can reach this URL",
@@ -281,6 +304,7 @@ fn key_set(
         Ok(()) => Some(keys.clone()),
         Err(problem) => {
             reading.error(
+                Code::InvalidKeySet,
                 field,
                 format!("{problem}, {CLOSED}"),
                 "write a key set (RFC 7517): {\"keys\": [...]}",

@@ -6,15 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_model::authorization::{
     Authorization, AuthorizationAction, Authorizer, PolicyKey, PolicyTarget, RULES_MAX,
 };
-use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES,
 };
-use canal_model::program::{Service, Tenant};
+use canal_model::program::Tenant;
 
 use super::conditions;
 use super::observability_check::{ReachablePods, blind};
-use super::target::{TargetSelector, keys, targets};
+use super::target::{PolicyTargets, TargetSelector, keys, targets};
 use super::values::ValueContext;
 use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -24,7 +25,7 @@ use crate::resource_budget::ResourceBudget;
 /// The objects that policies may refer to.
 pub(in crate::resolve) struct PolicyReferences<'a> {
     pub(in crate::resolve) tenant: &'a Tenant,
-    pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(in crate::resolve) targets: PolicyTargets<'a>,
     pub(in crate::resolve) authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
 }
 
@@ -58,7 +59,13 @@ pub(in crate::resolve) fn resolve(
             }
             for blind in blind(&policy, reachable) {
                 let (field, problem, fix) = blind.describe();
-                report.warning(sourced.document, field, problem, fix);
+                report.warning(
+                    Code::UnenforceableCondition,
+                    sourced.document,
+                    field,
+                    problem,
+                    fix,
+                );
             }
             policies.push(policy);
         }
@@ -80,7 +87,7 @@ fn read(
         target_ref: spec.target_ref.as_ref(),
         target_refs: spec.target_refs.as_deref(),
     };
-    let targets = targets(&known.tenant.name, &written, known.services, &mut reading);
+    let targets = targets(&known.tenant.name, &written, known.targets, &mut reading);
     let dry_run = dry_run(&mut reading);
     let action = action(known, &mut reading);
     let mut rules = Vec::new();
@@ -89,7 +96,12 @@ fn read(
             "the policy has {} rules, more than {RULES_MAX}",
             spec.rules.len()
         );
-        reading.breaks("spec.rules", problem, "write several policies");
+        reading.breaks(
+            Code::LimitExceeded,
+            "spec.rules",
+            problem,
+            "write several policies",
+        );
     } else {
         let context = ValueContext {
             namespace: &metadata.namespace,
@@ -128,6 +140,7 @@ fn dry_run(reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> bool {
         Some(other) => {
             let field = format!("metadata.annotations[{DRY_RUN_ANNOTATION:?}]");
             reading.error(
+                Code::InvalidAnnotation,
                 field,
                 format!("{other:?} is neither true nor false, so the policy is enforced"),
                 "write \"true\" or \"false\"",
@@ -147,6 +160,7 @@ fn action(
         && reading.source.fault("spec.action").is_none()
     {
         reading.breaks(
+            Code::ConflictingFields,
             "spec.provider",
             "only `action: CUSTOM` has a provider",
             "remove it, or write the action",
@@ -155,6 +169,7 @@ fn action(
     let never = spec.rules.is_empty() && reading.source.fault("spec.rules").is_none();
     if never && matches!(spec.action, PolicyAction::Deny | PolicyAction::Custom) {
         reading.breaks(
+            Code::NeverMatches,
             "spec.rules",
             "without rules it never matches",
             "write the empty rule {} to match always, or remove the policy",
@@ -186,6 +201,7 @@ fn custom(
         .unwrap_or_default();
     if name.is_empty() {
         reading.breaks(
+            Code::MissingField,
             "spec.provider.name",
             "a CUSTOM policy needs a provider",
             "write the name of an ExternalAuthorizer",
@@ -223,6 +239,7 @@ fn custom(
                 "no valid ExternalAuthorizer {name:?} exists in this namespace or a root namespace"
             );
             reading.breaks(
+                Code::UnresolvedAuthorizer,
                 "spec.provider.name",
                 problem,
                 "create it, correct the name, or write namespace/name",

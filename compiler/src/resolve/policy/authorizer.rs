@@ -7,6 +7,7 @@ use std::time::Duration;
 use canal_model::authorization::{
     AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX,
 };
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::{ExternalAuthorizer, ExternalAuthorizerSpec};
 use canal_model::program::{AppProtocol, Service};
@@ -83,6 +84,7 @@ fn check_service(
         None => {
             let problem = format!("there is no Service {}/{}", service.namespace, service.name);
             reading.breaks(
+                Code::UnresolvedTarget,
                 "spec.service.name",
                 problem,
                 "create it or correct the name",
@@ -90,6 +92,7 @@ fn check_service(
         }
         Some(None) => {
             reading.breaks(
+                Code::InvalidAuthorizer,
                 "spec.service.port",
                 format!("the Service has no TCP port {port}"),
                 "write one of its ports",
@@ -98,6 +101,7 @@ fn check_service(
         Some(Some(port)) if matches!(port.protocol, AppProtocol::Http1 | AppProtocol::Tcp) => {
             let problem = format!("port {} does not speak gRPC", port.port);
             reading.breaks(
+                Code::InvalidAuthorizer,
                 "spec.service.port",
                 problem,
                 "name the Service's port grpc, or give it appProtocol: grpc",
@@ -118,7 +122,12 @@ fn timeout(
             "the timeout is zero or more than {} s",
             AUTHORIZER_TIMEOUT_MAX.as_secs()
         );
-        reading.breaks("spec.timeout", problem, "write a time such as 500ms");
+        reading.breaks(
+            Code::InvalidValue,
+            "spec.timeout",
+            problem,
+            "write a time such as 500ms",
+        );
     }
     timeout
 }
@@ -134,6 +143,7 @@ fn body_bytes(
             "{body_bytes} bytes are configured; at most {AUTHORIZER_BODY_BYTES_MAX} are allowed"
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.includeRequestBody.maxBytes",
             problem,
             "write a smaller number",
@@ -153,6 +163,7 @@ fn shown_headers(
             spec.include_request_headers.len()
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.includeRequestHeaders",
             problem,
             "remove the field to send all headers",
@@ -167,9 +178,12 @@ fn shown_headers(
     {
         match header(name) {
             Ok(name) => headers.push(name),
-            Err((problem, fix)) => {
-                reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, fix)
-            }
+            Err((problem, fix)) => reading.breaks(
+                Code::InvalidValue,
+                format!("spec.includeRequestHeaders[{at}]"),
+                problem,
+                fix,
+            ),
         }
     }
     headers

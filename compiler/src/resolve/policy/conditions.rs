@@ -4,6 +4,7 @@
 use canal_model::authorization::{
     ALTERNATIVES_MAX, AllOf, Attribute, AttributeMatch, CLAUSES_MAX, Clause, PolicyRule, VALUES_MAX,
 };
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, AuthorizationRule, OperationSpec, SourceSpec, StringList, WhenCondition,
 };
@@ -35,9 +36,12 @@ pub(super) fn rule(
                 rule.from
                     .push(of_source(context, &format!("{at}.source"), source, reading))
             }
-            None if reading.source.fault(&at).is_none() => {
-                reading.breaks(format!("{at}.source"), "the source is missing", "write it")
-            }
+            None if reading.source.fault(&at).is_none() => reading.breaks(
+                Code::MissingField,
+                format!("{at}.source"),
+                "the source is missing",
+                "write it",
+            ),
             // An entry that could not be decoded has a diagnostic already.
             None => {}
         }
@@ -56,6 +60,7 @@ pub(super) fn rule(
                 reading,
             )),
             None if reading.source.fault(&at).is_none() => reading.breaks(
+                Code::MissingField,
                 format!("{at}.operation"),
                 "the operation is missing",
                 "write it",
@@ -87,6 +92,7 @@ fn items<'w, T>(
         // If the list is empty because its items were rejected, that was reported before.
         if reading.source.fault(field).is_none() {
             reading.breaks(
+                Code::MissingField,
                 field,
                 "the list is empty",
                 "write an item, or remove the field to set no condition",
@@ -96,6 +102,7 @@ fn items<'w, T>(
     }
     if list.len() > most {
         reading.breaks(
+            Code::LimitExceeded,
             field,
             format!("there are {} items, more than {most}", list.len()),
             "write several rules or policies",
@@ -157,6 +164,7 @@ fn of_source(
     if has_accounts && others.iter().any(|list| list.is_some()) {
         let problem = "service accounts are given together with principals or namespaces, which mean the same";
         reading.breaks(
+            Code::ConflictingFields,
             format!("{field}.serviceAccounts"),
             problem,
             "write one of them",
@@ -227,6 +235,7 @@ fn of_operation(
 fn check_not_empty(field: &str, all: &AllOf, reading: &mut AuthorizationResolver<'_>) {
     if all.is_empty() && reading.source.fault(field).is_none() {
         reading.breaks(
+            Code::MissingField,
             field,
             "it has no condition",
             "write a condition, or remove the field around it",
@@ -266,7 +275,12 @@ fn clause(
         let problem = format!(
             "there are {count} items in a list and its opposite together, more than {VALUES_MAX}"
         );
-        reading.breaks(field, problem, "write several rules or policies");
+        reading.breaks(
+            Code::LimitExceeded,
+            field,
+            problem,
+            "write several rules or policies",
+        );
     }
     Clause {
         attribute,
@@ -287,12 +301,17 @@ fn of_condition(
     let attribute = match attribute(&condition.key) {
         Ok(attribute) => attribute,
         Err((problem, fix)) => {
-            reading.breaks(format!("{field}.key"), problem, fix);
+            reading.breaks(Code::InvalidCondition, format!("{field}.key"), problem, fix);
             return None;
         }
     };
     if condition.values.is_none() && condition.not_values.is_none() {
-        reading.breaks(field, "it has no condition", "write values or notValues");
+        reading.breaks(
+            Code::MissingField,
+            field,
+            "it has no condition",
+            "write values or notValues",
+        );
         return None;
     }
     let one = |value: &str| read(context, &attribute, value);
@@ -320,13 +339,13 @@ fn matches(
         match one(value) {
             Ok((m, odd)) => {
                 if let Some((problem, fix)) = odd {
-                    reading.warning(at, problem, fix);
+                    reading.warning(Code::SuspiciousValue, at, problem, fix);
                 }
                 if !found.contains(&m) {
                     found.push(m);
                 }
             }
-            Err((problem, fix)) => reading.breaks(at, problem, fix),
+            Err((problem, fix)) => reading.breaks(Code::InvalidCondition, at, problem, fix),
         }
     }
     found

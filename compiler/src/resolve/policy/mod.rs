@@ -11,8 +11,10 @@ mod target;
 mod values;
 
 pub(super) use observability_check::ReachablePods;
+pub(super) use target::PolicyTargets;
 
 use canal_model::authorization::{PolicyKey, REASON_BYTES_MAX};
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::TenantName;
 use canal_model::policy::Metadata;
 
@@ -47,33 +49,38 @@ impl<'a, T> PolicyResolver<'a, T> {
     /// Reports a problem that breaks the policy.
     fn breaks(
         &mut self,
+        code: DiagnosticCode,
         field: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
         let (field, problem) = (field.into(), problem.into());
         self.broken.get_or_insert_with(|| reason(&field, &problem));
-        self.report.error(self.source.document, field, problem, fix);
+        self.report
+            .error(code, self.source.document, field, problem, fix);
     }
 
     /// Reports a problem that affects only a part of the policy.
     fn error(
         &mut self,
-        field: impl Into<String>,
-        problem: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.report.error(self.source.document, field, problem, fix);
-    }
-
-    fn warning(
-        &mut self,
+        code: DiagnosticCode,
         field: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
         self.report
-            .warning(self.source.document, field, problem, fix);
+            .error(code, self.source.document, field, problem, fix);
+    }
+
+    fn warning(
+        &mut self,
+        code: DiagnosticCode,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.report
+            .warning(code, self.source.document, field, problem, fix);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use canal_model::authorization::{PeerAuthentication, PeerMode, VALUES_MAX};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::policy::istio_security::{self, MutualTlsMode};
 
@@ -56,6 +57,7 @@ fn read(
         && sourced.fault("spec.selector").is_none()
     {
         reading.breaks(
+            Code::MissingField,
             "spec.portLevelMtls",
             "modes of ports need a selector",
             "select workloads, or remove the field",
@@ -67,6 +69,7 @@ fn read(
             spec.port_level_mtls.len()
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.portLevelMtls",
             problem,
             "set the mode of the whole workload",
@@ -78,6 +81,7 @@ fn read(
         match port.parse::<u16>().ok().filter(|port| *port > 0) {
             Some(port) => ports.extend(mode(mtls.mode).map(|mode| (port, mode))),
             None => reading.breaks(
+                Code::InvalidValue,
                 format!("spec.portLevelMtls.{port}"),
                 format!("{port:?} is not a port"),
                 "write a number from 1 to 65535",

@@ -1,10 +1,13 @@
-//! Resolves the target of a policy: the whole tenant, a namespace, workloads by label, or Services
-//! by name (Istio's selector and targetRefs).
+//! Resolves the target of a policy: the whole tenant, a namespace, workloads by label, Services or
+//! Gateways by name, or the Gateways of a class (Istio's selector and targetRefs).
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_attachment::TenantListeners;
 use canal_model::authorization::{PolicyKey, PolicyTarget};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ObjectName, ServiceKey, TenantName};
+use canal_model::ingress::gateway_service;
 use canal_model::policy::Metadata;
 use canal_model::policy::istio_security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
 use canal_model::program::{Labels, Service};
@@ -19,6 +22,16 @@ pub(super) struct TargetSelector<'a> {
     pub(super) target_ref: Option<&'a PolicyTargetRef>,
     pub(super) target_refs: Option<&'a [PolicyTargetRef]>,
 }
+
+/// What policies may name as their targets.
+#[derive(Clone, Copy)]
+pub(in crate::resolve) struct PolicyTargets<'a> {
+    pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(in crate::resolve) listeners: &'a TenantListeners,
+}
+
+/// API group of Gateways and their classes.
+const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 /// Returns the widest target that the object could have. A broken selector is replaced by it.
 pub(super) fn widest(metadata: &Metadata) -> PolicyTarget {
@@ -44,12 +57,13 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     }
 }
 
-/// Returns the targets of the policy; never empty. A target that cannot be parsed or enforced
-/// breaks the policy and becomes the widest target.
+/// Returns the targets of the policy. They are empty only if the policy names a class of which
+/// there is no Gateway. A target that cannot be parsed or enforced breaks the policy and becomes
+/// the widest target.
 pub(super) fn targets<T>(
     tenant: &TenantName,
     written: &TargetSelector<'_>,
-    services: &BTreeMap<ServiceKey, Service>,
+    named: PolicyTargets<'_>,
     reading: &mut PolicyResolver<'_, T>,
 ) -> Vec<PolicyTarget> {
     let TargetSelector {
@@ -68,6 +82,7 @@ pub(super) fn targets<T>(
     let refs: Vec<(String, &PolicyTargetRef)> = match (target_ref, target_refs) {
         (Some(_), Some(_)) => {
             reading.breaks(
+                Code::ConflictingFields,
                 "spec.targetRefs",
                 "targetRef is set too",
                 "write targetRefs only",
@@ -77,6 +92,7 @@ pub(super) fn targets<T>(
         (Some(one), None) => vec![("spec.targetRef".to_owned(), one)],
         (None, Some([])) => {
             reading.breaks(
+                Code::MissingField,
                 "spec.targetRefs",
                 "the list is empty",
                 "write a target, or remove the field",
@@ -96,6 +112,7 @@ pub(super) fn targets<T>(
     };
     if selector.is_some() {
         reading.breaks(
+            Code::ConflictingFields,
             "spec.selector",
             "targetRefs are set too",
             "write one of the two",
@@ -108,24 +125,98 @@ pub(super) fn targets<T>(
             refs.len()
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.targetRefs",
             problem,
             "split the policy, or use a selector",
         );
         return widest();
     }
+    match named_services(tenant, metadata, &refs, named, reading) {
+        Some(found) => found.into_iter().map(PolicyTarget::Service).collect(),
+        None => widest(),
+    }
+}
+
+/// Resolves all targets of a policy. `None` means that they break it.
+fn named_services<T>(
+    tenant: &TenantName,
+    metadata: &Metadata,
+    refs: &[(String, &PolicyTargetRef)],
+    named: PolicyTargets<'_>,
+    reading: &mut PolicyResolver<'_, T>,
+) -> Option<Vec<ServiceKey>> {
+    // In the order as written, because the place of a target names its resource.
     let mut found: Vec<ServiceKey> = Vec::new();
     for (field, target) in refs {
         // One target that cannot be enforced breaks the policy, because it is unknown how much
         // would be left unprotected.
-        let Some(service) = service(tenant, metadata, &field, target, services, reading) else {
-            return widest();
-        };
-        if !found.contains(&service) {
-            found.push(service);
+        for service in services_of(tenant, metadata, field, target, named, reading)? {
+            if !found.contains(&service) {
+                found.push(service);
+            }
         }
     }
-    found.into_iter().map(PolicyTarget::Service).collect()
+    // Each target becomes a resource of its own, and a class may have many Gateways.
+    if found.len() > TARGETS_PER_POLICY_MAX {
+        let problem =
+            format!("the targets are more than {TARGETS_PER_POLICY_MAX} Gateways and Services");
+        let fix = "write several policies that name Gateways";
+        reading.breaks(Code::LimitExceeded, "spec.targetRefs", problem, fix);
+        return None;
+    }
+    Some(found)
+}
+
+/// Resolves what a target names: a Service, or the services that stand for Gateways. `None` means
+/// that no policy can be enforced at the target; it is reported and breaks the policy.
+fn services_of<T>(
+    tenant: &TenantName,
+    metadata: &Metadata,
+    field: &str,
+    target: &PolicyTargetRef,
+    named: PolicyTargets<'_>,
+    reading: &mut PolicyResolver<'_, T>,
+) -> Option<Vec<ServiceKey>> {
+    let listeners = named.listeners;
+    match (target.group.as_str(), target.kind.as_str()) {
+        // A Gateway of another controller may be a waypoint, whose traffic Canal does not see.
+        (GATEWAY_GROUP, "Gateway")
+            if listeners.is_own(&metadata.namespace, &target.name)
+                && is_in_own_namespace(metadata, target) =>
+        {
+            gateway_service(tenant, &metadata.namespace, &target.name).map(|key| vec![key])
+        }
+        // Istio accepts a class in the root namespace only: elsewhere the policy has no authority
+        // over the Gateways of other namespaces.
+        (GATEWAY_GROUP, "GatewayClass")
+            if is_root(metadata) && listeners.is_own_class(&target.name) =>
+        {
+            let gateways = listeners
+                .gateways()
+                .filter(|it| it.class.as_ref() == Some(&target.name));
+            // One more than allowed is enough to refuse the policy.
+            let gateways = gateways.take(TARGETS_PER_POLICY_MAX + 1);
+            let keys: Vec<ServiceKey> = gateways.map(|it| it.service.clone()).collect();
+            if keys.is_empty() {
+                let problem = format!("there is no Gateway of class {} yet", target.name);
+                let fix = "create it, or correct the name";
+                reading.warning(
+                    Code::UnresolvedTarget,
+                    format!("{field}.name"),
+                    problem,
+                    fix,
+                );
+            }
+            Some(keys)
+        }
+        _ => service(tenant, metadata, field, target, named.services, reading).map(|key| vec![key]),
+    }
+}
+
+fn is_in_own_namespace(metadata: &Metadata, target: &PolicyTargetRef) -> bool {
+    let other = target.namespace.as_ref();
+    other.is_none_or(|other| *other == metadata.namespace)
 }
 
 /// Resolves the Service that a target names. `None` means that no policy can be enforced at the
@@ -138,6 +229,8 @@ fn service<T>(
     services: &BTreeMap<ServiceKey, Service>,
     reading: &mut PolicyResolver<'_, T>,
 ) -> Option<ServiceKey> {
+    // Istio accepts `core` as another name of the core group, which Kubernetes writes as empty
+    // text.
     if !(target.group.is_empty() || target.group == "core") || target.kind != "Service" {
         let problem = format!(
             "policies are not enforced at a {:?} of group {:?}, so this one denies all of {}",
@@ -145,20 +238,26 @@ fn service<T>(
             target.group,
             extent(metadata)
         );
-        let fix = "write kind: Service and the Service's name; in place of a waypoint use a selector, or omit both to cover the namespace";
-        reading.breaks(format!("{field}.kind"), problem, fix);
+        let fix = "name a Service, or a Gateway of Canal's in the same namespace; in place of a waypoint use a selector, or omit both to cover the namespace";
+        reading.breaks(
+            Code::UnsupportedTarget,
+            format!("{field}.kind"),
+            problem,
+            fix,
+        );
         return None;
     }
     if let Some(other) = target
         .namespace
         .as_ref()
-        .filter(|other| **other != metadata.namespace)
+        .filter(|_| !is_in_own_namespace(metadata, target))
     {
         let problem = format!(
             "a policy has no effect in another namespace ({other}), so this one denies all of {}",
             extent(metadata)
         );
         reading.breaks(
+            Code::OtherNamespace,
             format!("{field}.namespace"),
             problem,
             format!("write the policy in namespace {other}"),
@@ -174,6 +273,7 @@ fn service<T>(
     if !services.contains_key(&key) {
         let problem = format!("there is no Service {}/{} yet", key.namespace, key.name);
         reading.warning(
+            Code::UnresolvedTarget,
             format!("{field}.name"),
             problem,
             "create it, correct the name, or move the policy into its namespace",

@@ -80,6 +80,7 @@ fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
             .unwrap();
         answer
     };
+    // Two changes of alpha are prepared from the same state: the second conflicts with the first.
     let mut changes = [commit("alpha"), commit("beta"), commit("alpha")];
     let (reply, mut published) = oneshot::channel();
     tiers
@@ -89,6 +90,7 @@ fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
         })
         .unwrap();
     commands.blocking_send(WriterCommand::Trust).unwrap();
+    // The writer returns when its queues are closed and empty, so it needs no thread here.
     drop((commands, tiers, commits));
     let WriterFixture {
         _dir,
@@ -123,6 +125,7 @@ fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
 #[test]
 fn a_withheld_state_is_counted_by_its_reason() {
     let mut fixture = WriterFixture::new();
+    // Any excess will do: only the reason is counted.
     let excess = |limit: &TenantAmounts| {
         *limit
             .check(&"alpha".parse().unwrap(), u64::MAX)
@@ -148,6 +151,7 @@ fn a_withheld_state_is_counted_by_its_reason() {
     let mut prepared = fixture.prepare("delta");
     prepared.validated.as_mut().unwrap().size.bytes = u64::MAX;
     fixture.writer.commit(prepared).unwrap();
+    // One field beyond its share at a time: each share has its own reason.
     let mut prepared = fixture.prepare("epsilon");
     prepared.validated.as_mut().unwrap().size.resources = u64::MAX;
     fixture.writer.commit(prepared).unwrap();

@@ -19,7 +19,7 @@ use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, wait_limit, 
 pub(super) struct FakeReplica {
     pub(super) token: &'static str,
     pub(super) client: FleetClient<Channel>,
-    pub(super) south: ManualSubscriber,
+    pub(super) subscriber: ManualSubscriber,
     pub(super) state: ReplicaReportRequest,
 }
 
@@ -41,13 +41,13 @@ impl FakeReplica {
         Self {
             token,
             client,
-            south: fixture.subscribe(token).await,
+            subscriber: fixture.subscribe(token).await,
             state,
         }
     }
 
     pub(super) async fn report(&mut self) -> Result<ReplicaReportResponse, Status> {
-        self.state.generation = self.south.content;
+        self.state.generation = self.subscriber.content;
         let answer = self
             .client
             .replica_report(with_token(self.state.clone(), self.token))
@@ -64,15 +64,15 @@ impl FakeReplica {
 
     /// Reconnects after a restart of the controller, with the resources that it holds.
     pub(super) async fn reconnect(&mut self, fixture: &ControllerFixture) {
-        let (held, content) = (self.south.resources.clone(), self.south.content);
+        let (held, content) = (self.subscriber.resources.clone(), self.subscriber.content);
         self.client = FleetClient::new(fixture.channel().await);
-        self.south = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
-        self.south.content = content;
+        self.subscriber = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
+        self.subscriber.content = content;
     }
 
     /// Takes and acknowledges what comes, and reports.
-    pub(super) async fn turn(&mut self) -> ReplicaReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
+    pub(super) async fn sync_and_report(&mut self) -> ReplicaReportResponse {
+        self.subscriber.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
 }
@@ -81,7 +81,7 @@ impl FakeReplica {
 pub(super) struct FakeEdge {
     pub(super) token: &'static str,
     pub(super) client: FleetClient<Channel>,
-    pub(super) south: ManualSubscriber,
+    pub(super) subscriber: ManualSubscriber,
     pub(super) state: EdgeReportRequest,
 }
 
@@ -101,7 +101,7 @@ impl FakeEdge {
         Self {
             token,
             client,
-            south: fixture.subscribe(token).await,
+            subscriber: fixture.subscribe(token).await,
             state,
         }
     }
@@ -117,33 +117,33 @@ impl FakeEdge {
     }
 
     pub(super) async fn report(&mut self) -> Result<EdgeReportResponse, Status> {
-        self.state.generation = self.south.generation;
+        self.state.generation = self.subscriber.generation;
         self.client
             .edge_report(with_token(self.state.clone(), self.token))
             .await
             .map(tonic::Response::into_inner)
     }
 
-    pub(super) async fn turn(&mut self) -> EdgeReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
+    pub(super) async fn sync_and_report(&mut self) -> EdgeReportResponse {
+        self.subscriber.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
 }
 
-pub(super) fn tables(south: &ManualSubscriber) -> BTreeMap<String, BucketTable> {
+pub(super) fn tables(subscriber: &ManualSubscriber) -> BTreeMap<String, BucketTable> {
     let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
         Resource::Table(t) => Some((key.1.clone(), t.clone())),
         _ => None,
     };
-    south.resources.iter().filter_map(of).collect()
+    subscriber.resources.iter().filter_map(of).collect()
 }
 
-pub(super) fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
+pub(super) fn addresses(subscriber: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
     let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
         Resource::Address(a) => Some((key.1.clone(), a.clone())),
         _ => None,
     };
-    south.resources.iter().filter_map(of).collect()
+    subscriber.resources.iter().filter_map(of).collect()
 }
 
 pub(super) fn heads(table: &BucketTable) -> BTreeSet<u16> {
@@ -156,28 +156,28 @@ pub(super) fn heads(table: &BucketTable) -> BTreeSet<u16> {
 }
 
 /// Lets all replicas and edges take responses and report until `done` holds.
-pub(super) async fn sail(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
+pub(super) async fn report_until(
+    replicas: &mut [&mut FakeReplica],
+    edges: &mut [&mut FakeEdge],
     what: &str,
     done: impl Fn(&[&mut FakeReplica], &[&mut FakeEdge]) -> bool,
 ) {
     let until = Instant::now() + wait_limit();
-    while !done(ships, rims) {
+    while !done(replicas, edges) {
         assert!(Instant::now() < until, "{what} did not come to be");
-        for ship in ships.iter_mut() {
-            ship.turn().await;
+        for replica in replicas.iter_mut() {
+            replica.sync_and_report().await;
         }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
+        for edge in edges.iter_mut() {
+            edge.sync_and_report().await;
         }
     }
 }
 
 /// Lets all replicas and edges report until nothing is in motion.
 pub(super) async fn wait_quiet(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
+    replicas: &mut [&mut FakeReplica],
+    edges: &mut [&mut FakeEdge],
     root: &mut Operator,
 ) {
     let until = Instant::now() + wait_limit();
@@ -188,11 +188,11 @@ pub(super) async fn wait_quiet(
             "it does not come to rest: {:?}",
             root.fleet().await
         );
-        for ship in ships.iter_mut() {
-            ship.turn().await;
+        for replica in replicas.iter_mut() {
+            replica.sync_and_report().await;
         }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
+        for edge in edges.iter_mut() {
+            edge.sync_and_report().await;
         }
         let fleet = root.fleet().await.unwrap();
         assert_eq!(
@@ -208,9 +208,9 @@ pub(super) async fn wait_quiet(
 }
 
 /// Reports a session in every bucket of every service of which the replica has a table.
-pub(super) fn owns_all(ship: &mut FakeReplica) {
-    let own = tables(&ship.south);
-    ship.state.owned = own
+pub(super) fn owns_all(replica: &mut FakeReplica) {
+    let own = tables(&replica.subscriber);
+    replica.state.owned = own
         .values()
         .map(|t| ServiceOwnership {
             service: t.id.get(),
@@ -219,5 +219,5 @@ pub(super) fn owns_all(ship: &mut FakeReplica) {
             sessions: 128,
         })
         .collect();
-    ship.state.sessions = 128 * own.len() as u64;
+    replica.state.sessions = 128 * own.len() as u64;
 }

@@ -105,6 +105,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         .await
         .unwrap()
         .cert_chain;
+    // The chain is the leaf, the intermediate and the root.
     assert_eq!(
         (chain.len(), &published.roots),
         (3, &vec![root_pem.replace("\r\n", "\n")])
@@ -123,6 +124,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         ),
         ("files", "")
     );
+    // The files' owner replaces an intermediate, not the controller.
     assert_eq!(
         ca.rotate(false).await.unwrap_err().code(),
         Code::FailedPrecondition
@@ -228,6 +230,7 @@ fn serve(
         "{{\"signing\":{{\"default\":{profile}}},\"auth_keys\":{{\"k\":{{\"type\":\"standard\",\"key\":\"0123456789abcdef0123456789abcdef\"}}}}}}"
     );
     std::fs::write(dir.join("config.json"), config).unwrap();
+    // The listener is closed again, since cfssl takes only a port number.
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -365,8 +368,10 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
             "{what}: {got}"
         );
     };
+    // A key that is valid, but not the one with which cfssl authenticates requests.
     std::fs::write(folder.join("auth-key"), "00").unwrap();
     fault("another key", "external_refused").await;
+    // These characters are no hexadecimal digits.
     std::fs::write(folder.join("auth-key"), "zz").unwrap();
     fault("no key", "external_settings").await;
     std::fs::write(
@@ -380,6 +385,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         "a blocked identity is not requested"
     );
     ca.restore(A).await.unwrap();
+    // The end of the process also closes its port.
     drop(process);
     fault("it is gone", "external_unreachable").await;
     assert!(
@@ -401,6 +407,7 @@ async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
         ),
         (
             "lives a year",
+            // A year is longer than LIFETIME_SECONDS_MAX, one day.
             PROFILE.replace("12h", "8760h"),
             "external_lifetime",
         ),
@@ -412,6 +419,7 @@ async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
         let folder = dir("domains/alpha.example");
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::copy(dir("ca/root-cert.pem"), folder.join("root-cert.pem")).unwrap();
+        // The controller trusts another root than the one under which cfssl signs.
         if reason == "external_chain" {
             authority(&dir("other"), "other", None);
             std::fs::copy(dir("other/root-cert.pem"), folder.join("root-cert.pem")).unwrap();

@@ -9,8 +9,8 @@ use super::*;
 const MS: Duration = Duration::from_millis(1);
 
 /// A fleet, its clock, and the last published generation.
-struct RosterFixture {
-    roster: Membership,
+struct MembershipFixture {
+    membership: Membership,
     begun: Instant,
     now: Instant,
     generation: u64,
@@ -41,11 +41,11 @@ fn name(n: &str) -> ReplicaName {
     n.parse().unwrap()
 }
 
-impl RosterFixture {
+impl MembershipFixture {
     fn new(stored: StoredFleet) -> Self {
         let now = Instant::now();
         Self {
-            roster: Membership::new(stored, &Plan::default(), SilenceTimeouts::default(), now),
+            membership: Membership::new(stored, &Plan::default(), SilenceTimeouts::default(), now),
             begun: now,
             now,
             generation: 0,
@@ -56,14 +56,14 @@ impl RosterFixture {
     fn running() -> Self {
         let mut s = Self::new(StoredFleet::default());
         for (n, number, backend, az) in [("a", 1, "b1", 1), ("b", 2, "b2", 1), ("c", 3, "b3", 2)] {
-            s.roster
+            s.membership
                 .register_replica(row(n, number, backend, az), s.now);
         }
-        s.roster.register_edge(edge_row(1), &[]);
-        s.roster.register_edge(edge_row(2), &[]);
+        s.membership.register_edge(edge_row(1), &[]);
+        s.membership.register_edge(edge_row(2), &[]);
         s.publish(&["t"]);
         s.all_report();
-        s.roster.observe(s.now);
+        s.membership.observe(s.now);
         assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
         s
     }
@@ -72,7 +72,7 @@ impl RosterFixture {
     fn publish(&mut self, tenants: &[&str]) {
         self.generation += 1;
         let mut w = TierPlacement::default();
-        for m in self.roster.members().values() {
+        for m in self.membership.members().values() {
             w.replicas.insert(m.row.name.clone(), m.row.backend.clone());
             let held = BackendScope {
                 tenants: tenants.iter().map(|t| t.parse().unwrap()).collect(),
@@ -80,7 +80,7 @@ impl RosterFixture {
             };
             w.backends.insert(m.row.backend.clone(), held);
         }
-        self.roster.published(
+        self.membership.published(
             Generation(self.generation),
             self.generation as u32,
             &w,
@@ -93,7 +93,7 @@ impl RosterFixture {
         n: &str,
         change: impl FnOnce(&mut ReplicaReport, &mut DeliveryProgress),
     ) -> bool {
-        let member = &self.roster.members()[&name(n)];
+        let member = &self.membership.members()[&name(n)];
         let newest = Generation(self.generation);
         let mut report = ReplicaReport {
             backend: member.row.backend.clone(),
@@ -103,7 +103,7 @@ impl RosterFixture {
             draining: false,
             leaving: false,
             owned: BTreeMap::new(),
-            scanned_after: Some(self.roster.mark()),
+            scanned_after: Some(self.membership.mark()),
             sessions: 0,
             accepted: 0,
             version: String::new(),
@@ -117,7 +117,7 @@ impl RosterFixture {
             ..DeliveryProgress::default()
         };
         change(&mut report, &mut known);
-        self.roster
+        self.membership
             .record_replica_report(&name(n), report, known, self.now)
     }
 
@@ -141,7 +141,11 @@ impl RosterFixture {
     /// Reports as this edge, which is registered if it is new.
     fn edge_as(&mut self, edge: &str, report: EdgeReport) -> bool {
         let edge: EdgeName = edge.parse().unwrap();
-        if let Some(replaces) = self.roster.check_edge(&edge, &report, self.now).unwrap() {
+        if let Some(replaces) = self
+            .membership
+            .check_edge(&edge, &report, self.now)
+            .unwrap()
+        {
             let anycast = Some(report.tunnel_end).filter(|end| *end != report.underlay);
             let row = StoredEdge {
                 name: edge.clone(),
@@ -149,15 +153,15 @@ impl RosterFixture {
                 underlay: report.underlay,
                 anycast,
             };
-            self.roster.register_edge(row, &replaces);
+            self.membership.register_edge(row, &replaces);
         }
-        let whole = report.generation;
-        self.roster.record_edge_report(
+        let generation = report.generation;
+        self.membership.record_edge_report(
             &edge,
             report,
             DeliveryProgress {
-                acked_through: whole,
-                content: whole,
+                acked_through: generation,
+                content: generation,
                 ..DeliveryProgress::default()
             },
             self.now,
@@ -179,7 +183,7 @@ impl RosterFixture {
         while self.now < until {
             self.now += 200 * MS;
             each(self);
-            let seen = self.roster.observe(self.now);
+            let seen = self.membership.observe(self.now);
             all.changed |= seen.changed;
             all.closed.extend(seen.closed);
             all.gone.extend(seen.gone);
@@ -190,7 +194,7 @@ impl RosterFixture {
 
     /// Returns `name:State+` for each replica, with `-` if it is down, as the planner sees them.
     fn states(&self) -> String {
-        let fleet = self.roster.fleet(self.now);
+        let fleet = self.membership.fleet(self.now);
         let word =
             |r: &FleetReplica| format!("{}:{:?}{}", r.name, r.state, if r.up { '+' } else { '-' });
         fleet
@@ -204,8 +208,8 @@ impl RosterFixture {
 
 #[test]
 fn a_silent_edge_times_out_and_its_reports_expire() {
-    let mut s = RosterFixture::running();
-    let others = |s: &mut RosterFixture| {
+    let mut s = MembershipFixture::running();
+    let others = |s: &mut MembershipFixture| {
         for n in ["a", "b", "c"] {
             s.report(n, |_, _| {});
         }
@@ -222,7 +226,7 @@ fn a_silent_edge_times_out_and_its_reports_expire() {
         "a:Active+ b:Active- c:Active+",
         "b is down by its edge; no edge reports c, but c reports itself"
     );
-    let quiet = |s: &mut RosterFixture| {
+    let quiet = |s: &mut MembershipFixture| {
         s.edge(1, &[("a", true), ("b", true)]);
     };
     s.pass(2800 * MS, quiet);
@@ -238,32 +242,33 @@ fn a_silent_edge_times_out_and_its_reports_expire() {
         "c is down, the others have their edge's word"
     );
     assert!(s.edge(2, &[("c", true)]), "an edge that is back is news");
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
 }
 
 /// Returns a fleet with two edges of az1 that share one tunnel end.
-fn with_two_edges() -> RosterFixture {
-    let mut s = RosterFixture::new(StoredFleet::default());
+fn with_two_edges() -> MembershipFixture {
+    let mut s = MembershipFixture::new(StoredFleet::default());
     for (n, number, backend) in [("a", 1, "b1"), ("b", 2, "b2")] {
-        s.roster.register_replica(row(n, number, backend, 1), s.now);
+        s.membership
+            .register_replica(row(n, number, backend, 1), s.now);
     }
     s.publish(&["t"]);
-    s.roster.note_plan(Generation(s.generation), 5);
+    s.membership.note_plan(Generation(s.generation), 5);
     two_report(&mut s, true);
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(s.states(), "a:Active+ b:Active+");
     s
 }
 
-fn replicas_report(s: &mut RosterFixture) {
+fn replicas_report(s: &mut MembershipFixture) {
     for n in ["a", "b"] {
         s.report(n, |_, _| {});
     }
 }
 
 /// Reports as both edges; `b` is the state in which the second sees replica b.
-fn two_report(s: &mut RosterFixture, b: bool) {
+fn two_report(s: &mut MembershipFixture, b: bool) {
     replicas_report(s);
     s.edge_as("e1", s.edge_report(1, 2, 99, &[("a", true), ("b", true)]));
     s.edge_as("e2", s.edge_report(1, 3, 99, &[("a", true), ("b", b)]));
@@ -275,22 +280,22 @@ fn two_report(s: &mut RosterFixture, b: bool) {
 fn an_az_stays_open_while_one_of_its_edges_reports() {
     let az = || "az1".parse::<AzName>().unwrap();
     let mut s = with_two_edges();
-    let first_alone = |s: &mut RosterFixture| {
+    let first_alone = |s: &mut MembershipFixture| {
         replicas_report(s);
         s.edge_as("e1", s.edge_report(1, 2, 99, &[("a", true), ("b", true)]));
     };
     let seen = s.pass(3000 * MS, first_alone);
     assert!(
-        seen.changed && seen.closed.is_empty() && s.roster.edges().is_alive(&az()),
+        seen.changed && seen.closed.is_empty() && s.membership.edges().is_alive(&az()),
         "{seen:?}"
     );
     assert_eq!(
-        (s.states().as_str(), s.roster.ownership().edge(&az())),
+        (s.states().as_str(), s.membership.ownership().edge(&az())),
         ("a:Active+ b:Active+", Some(5))
     );
     // After the longer timeout the silent edge is forgotten, and its address is free.
     s.pass(30_000 * MS, first_alone);
-    assert_eq!(s.roster.edges().values().count(), 1);
+    assert_eq!(s.membership.edges().values().count(), 1);
     let closed = s.pass(2000 * MS, replicas_report).closed;
     assert_eq!(closed, [az()], "the last one");
 }
@@ -300,10 +305,10 @@ fn an_az_stays_open_while_one_of_its_edges_reports() {
 #[test]
 fn tables_count_as_spread_when_all_edges_of_the_az_have_them() {
     let mut s = with_two_edges();
-    let of_az = |s: &RosterFixture| s.roster.ownership().edge(&"az1".parse().unwrap());
+    let of_az = |s: &MembershipFixture| s.membership.ownership().edge(&"az1".parse().unwrap());
     assert_eq!(of_az(&s), Some(5));
     s.publish(&["t"]);
-    s.roster.note_plan(Generation(s.generation), 6);
+    s.membership.note_plan(Generation(s.generation), 6);
     s.edge_as("e1", s.edge_report(1, 2, 99, &[]));
     assert_eq!(of_az(&s), Some(5), "e2 has the tables before");
     s.edge_as("e2", s.edge_report(1, 3, 99, &[]));
@@ -333,11 +338,12 @@ fn a_replica_is_down_when_no_edge_of_its_az_reaches_it() {
 #[test]
 fn edges_of_an_az_share_one_unused_tunnel_address() {
     let mut s = with_two_edges();
-    let check = |s: &RosterFixture, edge: &str, report: EdgeReport| {
-        s.roster
+    let check = |s: &MembershipFixture, edge: &str, report: EdgeReport| {
+        s.membership
             .check_edge(&edge.parse().unwrap(), &report, s.now)
             .map_err(|e| e.name())
     };
+    // The edges of az1 share the tunnel end .99; .98 and .4 are other addresses.
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 4, 98, &[])),
         Err("tunnel_end")
@@ -361,6 +367,7 @@ fn edges_of_an_az_share_one_unused_tunnel_address() {
         Ok(Some(vec![]))
     );
     assert_eq!(check(&s, "e2", s.edge_report(1, 3, 99, &[])), Ok(None));
+    // The AZ is filled up to EDGES_MAX with edges of the right tunnel end.
     for n in 3..=EDGES_MAX as u8 {
         s.edge_as(&format!("e{n}"), s.edge_report(1, 100 + n, 99, &[]));
     }
@@ -369,11 +376,14 @@ fn edges_of_an_az_share_one_unused_tunnel_address() {
         Err("edges")
     );
     // When all edges are silent, new ones may use another tunnel end.
+    // 2 s are longer than the default of `edge_silent`, 1.5 s.
     s.pass(2000 * MS, replicas_report);
+    // .11 is replica a, which still reports.
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 4, 11, &[])),
         Err("underlay_taken")
     );
+    // The silent edges would all be replaced.
     assert_eq!(
         check(&s, "more", s.edge_report(1, 200, 98, &[]))
             .unwrap()
@@ -386,26 +396,33 @@ fn edges_of_an_az_share_one_unused_tunnel_address() {
 /// Edges take source ports from these reports: 10 per core of the replica, not of the edge.
 #[test]
 fn replica_tunnels_are_published_once_to_edges_of_the_az() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let az: AzName = "az1".parse().unwrap();
-    let before = s.roster.tunnels(&az).0;
+    let before = s.membership.tunnels(&az).0;
     let ports = Arc::<[u8]>::from([0x9c, 0x40, 0x9c, 0x41]);
     s.report("b", |report, _| report.tunnel_ports = ports.clone());
-    let (version, tunnels) = s.roster.tunnels(&az);
+    let (version, tunnels) = s.membership.tunnels(&az);
     assert_eq!(
         tunnels.collect::<Vec<_>>(),
         [(Ipv4Addr::new(250, 1, 0, 12), ports.clone())]
     );
-    assert!(version > before && s.roster.tunnels(&"az2".parse().unwrap()).1.next().is_none());
+    assert!(
+        version > before
+            && s.membership
+                .tunnels(&"az2".parse().unwrap())
+                .1
+                .next()
+                .is_none()
+    );
     s.report("b", |report, _| report.tunnel_ports = ports.clone());
-    assert_eq!(s.roster.tunnels(&az).0, version, "no news");
+    assert_eq!(s.membership.tunnels(&az).0, version, "no news");
 }
 
 #[test]
 fn a_replica_is_gone_when_silent_and_reported_down_by_its_edge() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let word = |up: bool| {
-        move |s: &mut RosterFixture| {
+        move |s: &mut MembershipFixture| {
             s.edge(1, &[("a", up), ("b", true)]);
             s.edge(2, &[("c", true)]);
             for n in ["b", "c"] {
@@ -425,27 +442,27 @@ fn a_replica_is_gone_when_silent_and_reported_down_by_its_edge() {
     s.generation += 1;
     let newest = Generation(s.generation);
     assert!(
-        s.roster.forgettable(&plan, newest).is_empty(),
+        s.membership.forgettable(&plan, newest).is_empty(),
         "no subscriber has acknowledged yet"
     );
     word(false)(&mut s);
-    assert_eq!(s.roster.forgettable(&plan, newest), [name("a")]);
-    s.roster.forget(&name("a"));
-    assert_eq!(s.roster.members().len(), 2);
+    assert_eq!(s.membership.forgettable(&plan, newest), [name("a")]);
+    s.membership.forget(&name("a"));
+    assert_eq!(s.membership.members().len(), 2);
 }
 
 #[test]
 fn silence_of_all_replicas_marks_none_as_down() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let seen = s.pass(120_000 * MS, |_| {});
     assert!(
-        seen.closed.is_empty() && seen.gone.is_empty() && s.roster.is_cut_off(s.now),
+        seen.closed.is_empty() && seen.gone.is_empty() && s.membership.is_cut_off(s.now),
         "{seen:?}"
     );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     // The first member that is back does not make the others appear down; after the grace time,
     // silence counts again.
-    let first = |s: &mut RosterFixture| {
+    let first = |s: &mut MembershipFixture| {
         s.report("a", |_, _| {});
     };
     s.pass(4400 * MS, first);
@@ -466,16 +483,18 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     let mut c = row("c", 3, "b3", 2);
     c.state = ReplicaState::Draining;
     let azs = BTreeMap::from([("az1".parse().unwrap(), 1), ("az2".parse().unwrap(), 2)]);
-    let mut s = RosterFixture::new(StoredFleet {
+    let mut s = MembershipFixture::new(StoredFleet {
         replicas: vec![a, b, c],
         edges: vec![edge_row(1), edge_row(2)],
         azs,
     });
     let all = "a:Active+ b:Draining+ c:Draining+";
     assert_eq!(s.states(), all);
+    // 10 s are longer than the grace period, which begins again while no member reports.
     s.pass(10_000 * MS, |_| {});
     assert_eq!(s.states(), all, "no replica has registered yet");
-    let edge = |s: &RosterFixture, az: &str| s.roster.ownership().edge(&az.parse().unwrap());
+    let edge =
+        |s: &MembershipFixture, az: &str| s.membership.ownership().edge(&az.parse().unwrap());
     assert_eq!(
         (edge(&s, "az1"), edge(&s, "az2")),
         (Some(0), Some(0)),
@@ -483,7 +502,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     );
     s.publish(&["t"]);
     s.report("a", |_, known| known.acked_through = Generation(0));
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(
         s.states(),
         all,
@@ -491,7 +510,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     );
     s.report("c", |_, _| {});
     s.report("b", |_, _| {});
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(
         s.states(),
         "a:Active+ b:Draining+ c:Active+",
@@ -513,23 +532,24 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
 
 #[test]
 fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let tenant = |t: &str| t.parse::<TenantName>().unwrap();
     let a = ReplicaNumber::new(1).unwrap();
-    assert!(s.roster.is_ready(a, &tenant("t")) && !s.roster.is_ready(a, &tenant("u")));
+    assert!(s.membership.is_ready(a, &tenant("t")) && !s.membership.is_ready(a, &tenant("u")));
     s.publish(&["t", "u"]);
     let old = Generation(s.generation - 1);
     // Replica a keeps reporting, but acknowledges no generation with the tenant u.
-    let lag = move |s: &mut RosterFixture| {
+    let lag = move |s: &mut MembershipFixture| {
         s.all_report();
         s.report("a", |report, known| {
             (report.generation, known.acked_through) = (old, old)
         });
     };
+    // 4 s are shorter than the default of `lag`, 5 s, and 6 s are longer.
     s.pass(4000 * MS, lag);
     assert!(
-        !s.roster.is_ready(a, &tenant("u"))
-            && s.roster
+        !s.membership.is_ready(a, &tenant("u"))
+            && s.membership
                 .is_ready(ReplicaNumber::new(2).unwrap(), &tenant("u"))
     );
     assert_eq!(
@@ -544,40 +564,41 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
         "too long: the others go on without it"
     );
     s.all_report();
-    assert!(s.roster.is_ready(a, &tenant("u")));
+    assert!(s.membership.is_ready(a, &tenant("u")));
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     // A new process of the same name has no resources yet.
     s.report("a", |report, known| {
         (report.generation, *known) = (Generation(0), DeliveryProgress::default())
     });
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(s.states(), "a:Joining+ b:Active+ c:Active+");
     // No table waits for a replica that is down.
     s.edge(1, &[("a", false), ("b", true)]);
-    s.roster.observe(s.now);
-    assert!(s.roster.is_ready(a, &tenant("u")));
+    s.membership.observe(s.now);
+    assert!(s.membership.is_ready(a, &tenant("u")));
 }
 
 /// S2: a resource that a replica refuses is lacking for its tenant alone, also for a restarted
 /// process.
 #[test]
 fn refused_resource_makes_only_its_tenant_unready() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let tenant = |t: &str| t.parse::<TenantName>().unwrap();
-    let ready = |s: &RosterFixture| {
+    let ready = |s: &MembershipFixture| {
         ["t", "u", "v"].map(|t| {
-            s.roster
+            s.membership
                 .is_ready(ReplicaNumber::new(1).unwrap(), &tenant(t))
         })
     };
     // From now on the replica refuses a policy of t; u and v are new.
     s.publish(&["t", "u", "v"]);
-    let refuses = |s: &mut RosterFixture, at: u64| {
+    let refuses = |s: &mut MembershipFixture, at: u64| {
         s.all_report();
         s.report("a", |_, known| {
             _ = known.behind.insert("t".parse().unwrap(), Generation(at))
         });
     };
+    // 8 s are longer than `lag`: a refusal of one tenant's resource is not a lag.
     s.pass(8000 * MS, |s| refuses(s, 1));
     assert_eq!(
         (s.states().as_str(), ready(&s)),
@@ -588,11 +609,12 @@ fn refused_resource_makes_only_its_tenant_unready() {
     s.report("a", |report, known| {
         (report.generation, *known) = (Generation(0), DeliveryProgress::default())
     });
-    s.roster.observe(s.now);
+    s.membership.observe(s.now);
     assert_eq!(
         (s.states().as_str(), ready(&s)),
         ("a:Joining+ b:Active+ c:Active+", [false; 3])
     );
+    // At generation 0 the refusal is older than everything of t that the process could have.
     s.pass(8000 * MS, |s| refuses(s, 0));
     assert_eq!(
         (s.states().as_str(), ready(&s)),
@@ -605,19 +627,22 @@ fn refused_resource_makes_only_its_tenant_unready() {
 
 #[test]
 fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
-    let mut s = RosterFixture::running();
+    // The fixture published generation 1 before: the publications are 1 to 5, with plans of the
+    // same numbers.
+    let mut s = MembershipFixture::running();
     for _ in 0..4 {
         s.publish(&["t"]);
     }
-    s.roster.note_plan(Generation(5), 9);
-    let plan = |s: &RosterFixture| {
-        s.roster
+    // Plan 9 changed no table, so it replaces plan 5 at generation 5.
+    s.membership.note_plan(Generation(5), 9);
+    let plan = |s: &MembershipFixture| {
+        s.membership
             .ownership()
             .report(ReplicaNumber::new(1).unwrap())
             .unwrap()
             .plan
     };
-    for (what, reported, whole, content, want) in [
+    for (what, reported, acked_through, content, want) in [
         ("as reported", 3, 5, 5, 3),
         ("not more than it acknowledged", 5, 2, 5, 2),
         (
@@ -639,7 +664,7 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
         ("before all", 0, 5, 0, 0),
     ] {
         let known = DeliveryProgress {
-            acked_through: Generation(whole),
+            acked_through: Generation(acked_through),
             content: Generation(content),
             ..DeliveryProgress::default()
         };
@@ -665,15 +690,15 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
 
 #[test]
 fn a_report_proves_by_the_mark_from_before_its_scans() {
-    let mut s = RosterFixture::running();
-    let after = |s: &RosterFixture| {
-        s.roster
+    let mut s = MembershipFixture::running();
+    let after = |s: &MembershipFixture| {
+        s.membership
             .ownership()
             .report(ReplicaNumber::new(1).unwrap())
             .unwrap()
             .scanned_after
     };
-    let mark = s.roster.mark();
+    let mark = s.membership.mark();
     for (what, given, expected) in [
         ("a mark of this process", Some(mark), mark.number),
         (
@@ -693,8 +718,10 @@ fn a_report_proves_by_the_mark_from_before_its_scans() {
         s.report("a", |report, _| report.scanned_after = given);
         assert_eq!(after(&s), expected, "{what}");
     }
-    let mark = s.roster.mark();
-    s.roster.plan_reports_received = mark.number + 2;
+    let mark = s.membership.mark();
+    // The plan confirmed its last table two reports after the mark.
+    s.membership.plan_reports_received = mark.number + 2;
+    // A later scan is news only up to the reports that the plan has received.
     for (ahead, is_news) in [
         (0, true),
         (0, false),
@@ -718,45 +745,53 @@ fn a_report_proves_by_the_mark_from_before_its_scans() {
 
 #[test]
 fn the_memory_of_publications_is_bounded() {
-    let mut s = RosterFixture::running();
+    let mut s = MembershipFixture::running();
     let first = s.generation as u32;
     let over = u32::try_from(PUBLICATIONS_MAX).unwrap() + 10;
-    (0..over).for_each(|i| s.roster.note_plan(Generation(u64::from(10 + i)), 10 + i));
-    assert_eq!(s.roster.plans.len(), PUBLICATIONS_MAX);
+    (0..over).for_each(|i| {
+        s.membership
+            .note_plan(Generation(u64::from(10 + i)), 10 + i)
+    });
+    assert_eq!(s.membership.plans.len(), PUBLICATIONS_MAX);
     assert_eq!(
-        s.roster.plan_at(Generation(u64::from(first))),
+        s.membership.plan_at(Generation(u64::from(first))),
         0,
         "too far behind counts as having nothing"
     );
-    assert_eq!(s.roster.plan_at(Generation(u64::from(9 + over))), 9 + over);
+    assert_eq!(
+        s.membership.plan_at(Generation(u64::from(9 + over))),
+        9 + over
+    );
 }
 
 #[test]
 fn operators_orders_hold_and_the_living_are_not_forgotten() {
-    let mut s = RosterFixture::running();
-    assert!(!s.roster.order_drain(&name("z"), true) && s.roster.order_drain(&name("a"), true));
-    let seen = s.pass(200 * MS, RosterFixture::all_report);
+    let mut s = MembershipFixture::running();
+    assert!(
+        !s.membership.order_drain(&name("z"), true) && s.membership.order_drain(&name("a"), true)
+    );
+    let seen = s.pass(200 * MS, MembershipFixture::all_report);
     assert_eq!(
         (s.states().as_str(), seen.rows.len()),
         ("a:Draining+ b:Active+ c:Active+", 1)
     );
-    s.roster.order_drain(&name("a"), false);
-    s.pass(200 * MS, RosterFixture::all_report);
+    s.membership.order_drain(&name("a"), false);
+    s.pass(200 * MS, MembershipFixture::all_report);
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     assert_eq!(
         (
-            s.roster.declare_gone(&name("z"), s.now),
-            s.roster.declare_gone(&name("a"), s.now)
+            s.membership.declare_gone(&name("z"), s.now),
+            s.membership.declare_gone(&name("a"), s.now)
         ),
         (None, Some(false))
     );
-    let without_a = |s: &mut RosterFixture| {
+    let without_a = |s: &mut MembershipFixture| {
         for n in ["b", "c"] {
             s.report(n, |_, _| {});
         }
     };
     s.pass(3200 * MS, without_a);
-    assert_eq!(s.roster.declare_gone(&name("a"), s.now), Some(true));
+    assert_eq!(s.membership.declare_gone(&name("a"), s.now), Some(true));
     // The last report of a replica that leaves has the same effect at once.
     s.report("b", |report, _| report.leaving = true);
     assert_eq!(s.states(), "c:Active+");

@@ -110,7 +110,7 @@ fn plan(services: u32, parent: Option<&Plan>) -> Arc<Plan> {
         state: ReplicaState::Active,
         up: true,
     };
-    let fleet = Ships::of([("az1".parse().unwrap(), 1)].into(), [replica]);
+    let fleet = Fleet::of([("az1".parse().unwrap(), 1)].into(), [replica]);
     let ownership = Ownership::default();
     Arc::new(canal_planner::plan(
         &fleet,
@@ -164,7 +164,7 @@ async fn a_table_waits_until_its_new_replica_has_the_tenant() {
         drain: false,
     };
     let fleet = fixture.context.fleet.clone();
-    fleet.roster().register_replica(row, Instant::now());
+    fleet.membership().register_replica(row, Instant::now());
     let first = plan(1, None);
     let (applied, tier) = fixture.apply(&first, 1, Ok(Generation(7))).await;
     let table = (ServiceId::new(1).unwrap(), "az1".parse().unwrap());

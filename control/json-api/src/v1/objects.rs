@@ -17,6 +17,8 @@ pub enum SeverityView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiagnosticView {
     pub severity: SeverityView,
+    /// Stable code, e.g. `CANAL0102`; empty if the controller has none for it.
+    pub code: String,
     /// File of the object; empty if it was applied.
     pub file: String,
     /// Position in the file, from 1; 0 if it is unknown.
@@ -37,6 +39,7 @@ impl From<&api::Diagnostic> for DiagnosticView {
                 api::Severity::Error => SeverityView::Error,
                 api::Severity::Warning => SeverityView::Warning,
             },
+            code: diagnostic.code.clone(),
             file: diagnostic.file.clone(),
             line: diagnostic.line,
             column: diagnostic.column,

@@ -24,6 +24,7 @@ fn diagnostic() -> api::Diagnostic {
         field: "spec.rules[0]".into(),
         problem: "no such service".into(),
         fix: "name a Service".into(),
+        code: "CANAL0408".into(),
     }
 }
 
@@ -81,6 +82,8 @@ fn object_views() {
 
 #[test]
 fn status_view() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let subscriber = api::Subscriber {
         kind: "gateway".into(),
         name: "gw-1".into(),
@@ -205,6 +208,8 @@ fn placed_service() -> api::PlacedService {
 
 #[test]
 fn fleet_views() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let edge = api::EdgeStatus {
         name: "edge-1".into(),
         az: "az1".into(),
@@ -298,6 +303,8 @@ fn session_view() {
 
 #[test]
 fn trust_view() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let root = api::RootStatus {
         fingerprint: "00ff".into(),
         signs: true,

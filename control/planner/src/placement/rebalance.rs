@@ -466,6 +466,8 @@ mod tests {
     #[test]
     fn helpful_moves_are_never_reverted() {
         let side = |load, size| BackendLoad { load, size };
+        // Each backend is a load and a size. The mean load is 100 in most rows, so the bound is 90
+        // to 110.
         for (name, all, from, to, weight, expected) in [
             ("even", &[(10, 1), (10, 1)][..], 0, 1, 1, false),
             ("within the bound", &[(109, 1), (91, 1)], 0, 1, 1, false),
@@ -475,6 +477,7 @@ mod tests {
                 &[(112, 1), (88, 1)],
                 0,
                 1,
+                // An excess that is not larger than the service's weight is not off balance.
                 12,
                 false,
             ),
@@ -528,6 +531,7 @@ mod tests {
                 expected,
                 "{name}"
             );
+            // A move that helps leaves no move back that helps, not even of a weight of 1.
             for reach in [MoveKind::Direct, MoveKind::Chain] {
                 if !scale.helps(sides[from], sides[to], weight, reach) {
                     continue;

@@ -14,16 +14,16 @@ pub(crate) enum SimEvent {
     Undrain(usize),
     Demand(u32),
     Plan,
-    Deliver(usize),
-    DeliverEdge(usize),
-    Look(usize),
-    Hear(usize),
-    HearEdge(usize),
+    DeliverTables(usize),
+    DeliverEdgeTables(usize),
+    Scan(usize),
+    DeliverReport(usize),
+    DeliverEdgeReport(usize),
     Open(u32, usize, usize),
     Close(usize),
-    Die(usize),
-    Flap(usize),
-    Rise(usize),
+    Crash(usize),
+    ProbeDown(usize),
+    ProbeUp(usize),
     Forget(usize),
 }
 
@@ -46,6 +46,7 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
         SimEvent::Join(backend) if tier.replicas.len() < most => {
             tier.join(BACKENDS[backend], ReplicaState::Joining)
         }
+        // The fleet is full.
         SimEvent::Join(_) => {}
         SimEvent::Activate(at) => set(
             tier,
@@ -67,42 +68,45 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
             tier.plan();
             tier.leave();
         }
-        SimEvent::Deliver(at) => {
+        SimEvent::DeliverTables(at) => {
             if let Some(replica) = any_of(at) {
                 let newest = tier.plans.len() - 1;
                 tier.has.insert(replica, newest);
             }
         }
-        SimEvent::DeliverEdge(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
-        SimEvent::Look(at) => {
+        SimEvent::DeliverEdgeTables(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
+        SimEvent::Scan(at) => {
             if let Some(replica) = pick(at, &|_, up| up) {
                 tier.scan(replica);
             }
         }
-        SimEvent::Hear(at) => {
+        SimEvent::DeliverReport(at) => {
             if let Some(replica) = any_of(at) {
                 tier.deliver_report(replica);
             }
         }
-        SimEvent::HearEdge(at) => tier.deliver_edge_report(az(AZS[at])),
+        SimEvent::DeliverEdgeReport(at) => tier.deliver_edge_report(az(AZS[at])),
         SimEvent::Open(service, at, bucket) => _ = tier.open(id(service), &az(AZS[at]), bucket),
         SimEvent::Close(at) => {
             if !tier.sessions.is_empty() {
                 tier.sessions.swap_remove(at % tier.sessions.len());
             }
         }
-        SimEvent::Die(at) => {
+        SimEvent::Crash(at) => {
             if let Some(replica) = any_of(at) {
                 tier.replicas.get_mut(&replica).unwrap().up = false;
+                // The sessions of a process end with it.
                 tier.sessions.retain(|session| session.3 != replica);
             }
         }
-        SimEvent::Flap(at) => {
+        SimEvent::ProbeDown(at) => {
             if let Some(replica) = any_of(at) {
+                // Only the edges see this replica as down: its process goes on, and its sessions
+                // with it.
                 tier.replicas.get_mut(&replica).unwrap().up = false;
             }
         }
-        SimEvent::Rise(at) => {
+        SimEvent::ProbeUp(at) => {
             if let Some(replica) = pick(at, &|_, up| !up) {
                 tier.replicas.get_mut(&replica).unwrap().up = true;
             }

@@ -150,11 +150,11 @@ impl Recorder {
             7 => SimEvent::Undrain(at),
             8 => SimEvent::Demand(SERVICES + 1 + at as u32 % MORE_SERVICES),
             9..16 => SimEvent::Plan,
-            16..24 => SimEvent::Deliver(at),
-            24..28 => SimEvent::DeliverEdge(at % AZS.len()),
-            28..33 => SimEvent::Look(at),
-            33..37 => SimEvent::Hear(at),
-            _ => SimEvent::HearEdge(at % AZS.len()),
+            16..24 => SimEvent::DeliverTables(at),
+            24..28 => SimEvent::DeliverEdgeTables(at % AZS.len()),
+            28..33 => SimEvent::Scan(at),
+            33..37 => SimEvent::DeliverReport(at),
+            _ => SimEvent::DeliverEdgeReport(at % AZS.len()),
         };
         apply(&mut self.tier, event, REPLICAS_MAX);
         self.record_published();
@@ -241,6 +241,8 @@ impl Recorder {
         let requests: Vec<_> = self.connections[at].requests.iter().copied().collect();
         let drawn = self.lots.draw(requests.len().max(1));
         let connection = &mut self.connections[at];
+        // The first packet after the SYN decides which of the replicas that answered it the client
+        // uses.
         let answered = *connection.answered.get_or_insert_with(|| requests[drawn]);
         if connection.phase == ConnectionPhase::Opening {
             connection.phase = ConnectionPhase::Answered;
@@ -251,6 +253,8 @@ impl Recorder {
         let visits = self.tier.walk(place, false, &|here| Some(here) == owner);
         let fate = fate(&visits, answered);
         assert!(
+            // The kernel resets packets of a closed session; for any other session a reset is a
+            // failure.
             fate != PacketFate::Reset || connection.phase == ConnectionPhase::Closed,
             "{kind:?} of a session of {answered:?} is reset: {visits:?}"
         );
@@ -265,6 +269,7 @@ impl Recorder {
             };
         }
         if connection.phase == ConnectionPhase::Closed && !connection.requests.is_empty() {
+            // A client that has closed its connection repeats no SYN.
             let ended = std::mem::take(&mut connection.requests);
             let (service, az, bucket) =
                 (connection.service, connection.az.clone(), connection.bucket);
@@ -327,6 +332,7 @@ impl Recorder {
     /// Delivers all late messages, repeats lost packets, and sends one more packet on each live
     /// connection.
     fn end(mut self) -> History {
+        // A joining replica that has everything becomes active, as the controller would have it.
         for replica in self
             .tier
             .replicas

@@ -366,6 +366,7 @@ impl SimTier {
         let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else {
             return visits;
         };
+        // An edge skips members that it sees as down.
         let stamp = Stamp {
             version,
             mixed: false,
@@ -475,6 +476,7 @@ pub(crate) struct PacketVisit {
     pub(crate) verdict: PacketVerdict,
 }
 
+// A plan from itself has nothing to change, unless a later plan may move one more service.
 /// The result for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PacketFate {

@@ -123,11 +123,11 @@ fn new_things_come_parents_first_and_go_children_first() {
     w.set("alpha", &shop(&["a"]));
     let mut c = TestSubscriber::new(gateway("g1"));
     c.settle(&w);
-    let mut says = shop(&["a", "b"]);
-    says.services.remove("a");
-    says.workloads.remove("a-0");
-    says.routes.remove("a");
-    w.set("alpha", &says);
+    let mut script = shop(&["a", "b"]);
+    script.services.remove("a");
+    script.workloads.remove("a-0");
+    script.routes.remove("a");
+    w.set("alpha", &script);
     let want = [
         "Service +alpha/shop/b",
         "Workload +alpha/shop/b-0",
@@ -157,10 +157,10 @@ fn a_reconnect_sends_only_changed_resources() {
     c.settle(&w);
     c.reconnect();
     assert_eq!(c.settle(&w), all_kinds(), "nothing changed");
-    let mut says = shop(&["a", "b", "c"]);
-    says.services.insert("a".into(), 77);
-    says.routes.remove("b");
-    w.set("alpha", &says);
+    let mut script = shop(&["a", "b", "c"]);
+    script.services.insert("a".into(), 77);
+    script.routes.remove("b");
+    w.set("alpha", &script);
     c.reconnect();
     let rest = all_kinds()
         .into_iter()
@@ -191,17 +191,17 @@ fn a_reconnect_sends_only_changed_resources() {
 #[test]
 fn changes_gather_while_an_answer_is_owed() {
     let mut w = StreamWorld::default();
-    let mut says = shop(&["a"]);
-    w.set("alpha", &says);
+    let mut script = shop(&["a"]);
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(gateway("g1"));
     c.settle(&w);
-    says.services.insert("a".into(), 100);
-    w.set("alpha", &says);
+    script.services.insert("a".into(), 100);
+    w.set("alpha", &script);
     let owed = c.session.next_response(&w.catalog).unwrap();
     for i in 0..1000 {
-        says.services.insert("a".into(), 200 + i);
-        says.services.insert(format!("t{}", i % 3), 5000 + i);
-        w.set("alpha", &says);
+        script.services.insert("a".into(), 200 + i);
+        script.services.insert(format!("t{}", i % 3), 5000 + i);
+        w.set("alpha", &script);
         assert!(
             c.session.next_response(&w.catalog).is_none(),
             "nothing is sent before the answer"
@@ -221,15 +221,15 @@ fn changes_gather_while_an_answer_is_owed() {
 #[test]
 fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
     let mut w = StreamWorld::default();
-    let mut says = shop(&["a", "b"]);
-    w.set("alpha", &says);
+    let mut script = shop(&["a", "b"]);
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(gateway("g1"));
     c.settle(&w);
-    says.routes.remove("b");
-    w.set("alpha", &says);
+    script.routes.remove("b");
+    w.set("alpha", &script);
     for i in 0..2 * LOG_DELTAS_MAX as u32 {
-        says.services.insert("a".into(), 10 + i);
-        w.set("alpha", &says);
+        script.services.insert("a".into(), 10 + i);
+        w.set("alpha", &script);
     }
     let v = &w.catalog.tenants[&tenant("alpha")];
     assert!(
@@ -246,20 +246,21 @@ fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
 #[test]
 fn the_change_log_keeps_a_limited_number_of_replaced_entries() {
     let mut w = StreamWorld::default();
-    let mut says = shop(&["a"]);
+    let mut script = shop(&["a"]);
     // Each removed Service takes at least 512 bytes.
     let many = 0..(LOG_BYTES_MAX / 512) as u32;
-    says.services
+    script
+        .services
         .extend(many.map(|n| (format!("s{n}"), 100 + n)));
-    w.set("alpha", &says);
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(gateway("g1"));
     c.settle(&w);
-    says.services.insert("a".into(), 2);
-    w.set("alpha", &says);
+    script.services.insert("a".into(), 2);
+    w.set("alpha", &script);
     c.settle(&w);
     assert_eq!(c.session.take_behind_log(), 0, "a small change is logged");
-    says.services.retain(|name, _| name == "a");
-    w.set("alpha", &says);
+    script.services.retain(|name, _| name == "a");
+    w.set("alpha", &script);
     let alpha = &w.catalog.tenants[&tenant("alpha")];
     assert!(
         alpha.deltas_after(Generation(2)).is_none(),
@@ -303,11 +304,11 @@ fn unreadable_resources_are_not_removed() {
         held,
         "a restarted controller that cannot read the files removes nothing"
     );
-    let mut says = shop(&["a"]);
-    says.services.clear();
-    says.workloads.clear();
-    says.routes.clear();
-    fresh.set("alpha", &says);
+    let mut script = shop(&["a"]);
+    script.services.clear();
+    script.workloads.clear();
+    script.routes.clear();
+    fresh.set("alpha", &script);
     c.settle(&fresh);
     assert_eq!(
         c.names(),
@@ -319,12 +320,12 @@ fn unreadable_resources_are_not_removed() {
 #[test]
 fn a_gateway_follows_the_tenants_it_serves() {
     let mut w = StreamWorld::default();
-    let says = shop(&["a"]);
-    w.set("alpha", &says);
+    let script = shop(&["a"]);
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(gateway("g2"));
     c.settle(&w);
     assert_eq!(c.names(), [""; 0]);
-    let mut both = says.clone();
+    let mut both = script.clone();
     both.gateways.insert("g2".into());
     w.set("alpha", &both);
     c.settle(&w);
@@ -338,7 +339,7 @@ fn a_gateway_follows_the_tenants_it_serves() {
             )
             .is_some()
     );
-    w.set("alpha", &says);
+    w.set("alpha", &script);
     c.settle(&w);
     assert_eq!(c.names(), [""; 0]);
 }
@@ -371,6 +372,8 @@ fn names_may_be_subscribed_one_by_one() {
         lines
     };
     s.handle_request_alone(ask(
+        // A service, a name without a resource, a tenant that does not exist, and a name of no
+        // valid form.
         &[
             "alpha/shop/a",
             "alpha/shop/none",
@@ -396,6 +399,7 @@ fn names_may_be_subscribed_one_by_one() {
     w.set(
         "alpha",
         &TenantScript {
+            // New ids, so that both services differ from what was sent.
             services: [("a".to_string(), 40), ("b".to_string(), 41)].into(),
             ..shop(&["a", "b"])
         },
@@ -448,6 +452,7 @@ fn limits_of_one_stream() {
     let mut c = TestSubscriber::with_limits(
         node("alpha", "n9"),
         SessionLimits {
+            // A response of 600 bytes holds fewer than five services.
             response_bytes: 600,
             ..SessionLimits::default()
         },
@@ -535,6 +540,7 @@ fn strange_messages_change_nothing() {
         response_nonce: nonce.into(),
         ..request(ResourceKind::Service)
     };
+    // None of these nonces is open: one was answered, one is in the future, and two are no numbers.
     for nonce in ["1", "999", "x", "-1"] {
         assert_eq!(
             c.session.handle_request_alone(stale(nonce)).unwrap(),
@@ -544,6 +550,7 @@ fn strange_messages_change_nothing() {
     }
     assert_eq!(c.session.progress(), before);
     let newer = DeltaDiscoveryRequest {
+        // A type that a newer release could have.
         type_url: "type.googleapis.com/canal.program.v9.Moon".into(),
         ..DeltaDiscoveryRequest::default()
     };
@@ -595,10 +602,12 @@ fn visible_versions(
 /// resource refer to a missing one.
 #[test]
 fn random_histories_end_well() {
+    // 400 seeds: even ones are gateways and odd ones nodes, and a third refuses resources.
     for seed in 0..400u64 {
+        // An odd state, since a generator of the xorshift family must not start at zero.
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut w = StreamWorld::default();
-        let mut says = [shop(&["a", "b"]), shop(&["c"])];
+        let mut script = [shop(&["a", "b"]), shop(&["c"])];
         let principal = if seed % 2 == 0 {
             gateway("g1")
         } else {
@@ -606,15 +615,17 @@ fn random_histories_end_well() {
         };
         let mut c = TestSubscriber::new(principal.clone());
         let refuses = seed % 3 == 0;
+        // A refused parent is missing, so its children have no parent.
         c.check_parents = !refuses;
         let mut owed = std::collections::VecDeque::new();
         for _ in 0..120 {
-            // A step is a change, a response, a late answer or a reconnect.
+            // A step is a change, a response, a late answer or a reconnect: of 8 values, three are
+            // changes, two responses and two answers; the last is a reconnect in one case of four.
             match dice.roll(8) {
                 0..=2 => {
                     let t = dice.roll(2);
-                    dice.change(&mut says[t]);
-                    w.set(["alpha", "beta"][t], &says[t]);
+                    dice.change(&mut script[t]);
+                    w.set(["alpha", "beta"][t], &script[t]);
                 }
                 3..=4 => owed.extend(c.session.next_response(&w.catalog)),
                 5..=6 => {
@@ -656,6 +667,7 @@ fn random_histories_end_well() {
         } else {
             let differs = want
                 .iter()
+                // Only what is refused may differ from the catalog.
                 .filter(|(k, v)| got.get(*k) != Some(v))
                 .map(|(k, _)| k.clone());
             let refused: BTreeSet<(ResourceKind, String)> = c
@@ -689,36 +701,39 @@ impl Dice {
     }
 
     /// Makes one valid edit: whatever a route or workload names exists.
-    fn change(&mut self, says: &mut TenantScript) {
+    fn change(&mut self, script: &mut TenantScript) {
         let s = self.service();
         match self.roll(6) {
-            5 if !says.policies.remove(&s) => _ = says.policies.insert(s),
+            5 if !script.policies.remove(&s) => _ = script.policies.insert(s),
             5 => {}
             0 => {
-                says.services.insert(s.clone(), 1 + self.roll(1000) as u32);
+                script
+                    .services
+                    .insert(s.clone(), 1 + self.roll(1000) as u32);
             }
             1 => {
-                says.services.remove(&s);
-                says.routes.remove(&s);
-                says.workloads.retain(|_, (service, _, _)| *service != s);
-                says.routes
+                script.services.remove(&s);
+                script.routes.remove(&s);
+                script.workloads.retain(|_, (service, _, _)| *service != s);
+                script
+                    .routes
                     .values_mut()
                     .for_each(|to| to.retain(|t| *t != s));
             }
-            2 if says.services.contains_key(&s) => {
+            2 if script.services.contains_key(&s) => {
                 let ready = self.roll(2) == 0;
-                says.workloads.insert(
+                script.workloads.insert(
                     format!("w{}", self.roll(6)),
                     (s, format!("n{}", self.roll(2)), ready),
                 );
             }
             3 => {
-                says.workloads.remove(&format!("w{}", self.roll(6)));
+                script.workloads.remove(&format!("w{}", self.roll(6)));
             }
             _ => {
                 let to = self.service();
-                if says.services.contains_key(&s) && says.services.contains_key(&to) {
-                    says.routes.insert(s, vec![to]);
+                if script.services.contains_key(&s) && script.services.contains_key(&to) {
+                    script.routes.insert(s, vec![to]);
                 }
             }
         }
@@ -754,6 +769,7 @@ fn fleet(
     };
     let provider = CompiledTenant::of_provider(replicas.iter().enumerate().map(replica).collect());
     let generation = Generation(w.catalog.generation.0 + generation);
+    // Generations must not go back, so the step is added to the generation in force.
     w.catalog.provider = Some(Arc::new(TenantCatalog::next(
         w.catalog.provider.as_deref(),
         provider,
@@ -783,6 +799,7 @@ fn fleet(
             tables: Arc::new(tables),
             ..Default::default()
         };
+        // Names of tables end with their AZ, which the scope of data planes depends on.
         assert!(planned.resources().all(|r| r.name().ends_with("@az1")));
         if let Some(next) = view.with_tier(&planned, None, generation) {
             *view = Arc::new(next);

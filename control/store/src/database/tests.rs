@@ -36,6 +36,7 @@ fn a_restart_undoes_a_commit_that_was_refused_and_landed() {
                 0,
             )
             .unwrap();
+        // A commit's record names the sequence number that the commit had.
         let sequence = store.lock().sequence;
         // The state of a process whose commit failed, though it is on disk, and that could not read
         // the file again.
@@ -46,6 +47,7 @@ fn a_restart_undoes_a_commit_that_was_refused_and_landed() {
         UnconfirmedCommit { sequence, before }
             .save(dir.path())
             .unwrap();
+        // A later commit proves that the process went on, so the record is out of date.
         if !is_newest {
             store.apply(&[put("c", "later")], Generation(3), 0).unwrap();
         }

@@ -28,8 +28,12 @@ pub(crate) struct AuthorityFolder {
     stamp: FolderFingerprint,
 }
 
-/// Inode, size and time of each file, by which a change is noticed.
-type FolderFingerprint = Vec<Option<(u64, u64, i64, i64)>>;
+/// Inode, size, mtime and ctime of a file, by which a change is noticed. A change of permissions
+/// changes only the ctime, and may make the file readable.
+type AuthorityFileFingerprint = (u64, u64, [i64; 2], [i64; 2]);
+
+/// The fingerprints of the files that exist.
+type FolderFingerprint = Vec<Option<AuthorityFileFingerprint>>;
 
 /// Names of the files in a trust domain's folder whose changes are noticed.
 const NAMES: [&str; 4] = ["cert-chain.pem", "key.pem", "root-cert.pem", "crl.pem"];
@@ -37,9 +41,14 @@ const NAMES: [&str; 4] = ["cert-chain.pem", "key.pem", "root-cert.pem", "crl.pem
 fn stamp(folder: &Path) -> FolderFingerprint {
     use std::os::unix::fs::MetadataExt;
     let one = |name: &str| {
-        std::fs::metadata(folder.join(name))
-            .ok()
-            .map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+        std::fs::metadata(folder.join(name)).ok().map(|m| {
+            (
+                m.ino(),
+                m.size(),
+                [m.mtime(), m.mtime_nsec()],
+                [m.ctime(), m.ctime_nsec()],
+            )
+        })
     };
     NAMES.iter().copied().map(one).collect()
 }
@@ -263,6 +272,7 @@ mod tests {
         let mut folders = AuthorityFolders::new(dir.path().into());
         let folder = dir.path().join("a.example");
         std::fs::create_dir(&folder).unwrap();
+        // One byte more than CA_FILE_BYTES_MAX.
         let large = " ".repeat(usize::try_from(CA_FILE_BYTES_MAX).unwrap() + 1);
         type AuthorityFileTexts<'a> = &'a [(&'a str, &'a str)];
         let cases: [(&str, AuthorityFileTexts<'_>, &str); 4] = [
@@ -289,6 +299,7 @@ mod tests {
                 [FolderChange::Broken(domain.clone(), want)],
                 "{what}"
             );
+            // A second scan of unchanged files has no news.
             assert_eq!(
                 folders.scan(|_| false, 1_800_000_000),
                 [],

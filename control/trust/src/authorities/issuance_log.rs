@@ -147,15 +147,27 @@ impl ActiveCertificates {
         }
     }
 
-    /// Adds an entry that is on disk.
+    /// Adds an entry that is on disk. An external CA may return a serial twice; the new entry then
+    /// takes the place of the old one, whose permit is given back.
     fn insert(&mut self, name: DomainName, row: StoredCertificate) {
         let slot = self.holder_hash(&name, &row.holder, &row.identity, &row.names);
-        let before = self
-            .rows
-            .entry(name)
-            .or_default()
-            .insert(row.serial.clone(), Arc::new(row));
-        *self.counts.entry(slot).or_default() += usize::from(before.is_none());
+        *self.counts.entry(slot).or_default() += 1;
+        let of_domain = self.rows.entry(name.clone()).or_default();
+        if let Some(before) = of_domain.insert(row.serial.clone(), Arc::new(row)) {
+            self.discount(&name, &before);
+        }
+    }
+
+    /// Gives back what an entry that leaves the log has counted against its holder.
+    fn discount(&mut self, name: &DomainName, row: &StoredCertificate) {
+        let slot = self.holder_hash(name, &row.holder, &row.identity, &row.names);
+        if let Some(count) = self.counts.get_mut(&slot) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&slot);
+            }
+        }
+        self.give_back(&account(name, &row.holder));
     }
 
     /// Removes the entries that have expired.
@@ -165,14 +177,7 @@ impl ActiveCertificates {
             of_domain.retain(|_, row| {
                 let stays = row.until >= now;
                 if !stays {
-                    let slot = self.holder_hash(name, &row.holder, &row.identity, &row.names);
-                    if let Some(count) = self.counts.get_mut(&slot) {
-                        *count -= 1;
-                        if *count == 0 {
-                            self.counts.remove(&slot);
-                        }
-                    }
-                    self.give_back(&account(name, &row.holder));
+                    self.discount(name, row);
                 }
                 stays
             });
@@ -374,12 +379,12 @@ mod tests {
 
     fn limit(capacity: u64, percent: u8) -> TenantLimit {
         let kind = canal_model::share::ShareKind::Certificates;
-        let give_way = canal_runtime::GiveWay::Oldest;
+        let revocation_order = canal_runtime::RevocationOrder::OldestFirst;
         let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
             kind,
             capacity,
             reserve: 0,
-            give_way,
+            revocation_order,
         });
         limit.set_default_share(canal_model::share::Share::Percent(percent));
         limit
@@ -457,11 +462,26 @@ mod tests {
         assert_eq!(live.take(&holder(8)).unwrap_err(), ShareRefusal::Threshold);
     }
 
+    #[test]
+    fn a_serial_that_is_returned_twice_counts_once() {
+        let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
+        let alpha = account(&name, "n1");
+        let mut live = ActiveCertificates::new(limit(40, 50));
+        for holder in ["n1", "n2"] {
+            live.take(&alpha).unwrap();
+            live.insert(name.clone(), row("a", holder, "r", 0, 10));
+        }
+        assert_eq!((live.accounts[&alpha].used, live.counts.len()), (1, 1));
+        live.prune(11);
+        assert!(live.accounts.is_empty() && live.counts.is_empty());
+    }
+
     #[tokio::test]
     async fn a_request_that_never_reaches_the_disk_is_not_charged_to_the_share() {
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
         let live = Arc::new(Mutex::new(ActiveCertificates::new(limit(40, 50))));
         // No thread takes entries from this queue.
+        // One place: the second request finds the queue full and waits.
         let (queue, entries) = mpsc::channel(1);
         let log = Arc::new(IssuanceLog {
             live: live.clone(),
@@ -479,10 +499,12 @@ mod tests {
             tokio::spawn(async move { log.add(name, row(serial, "n1", "r", 0, 10)).await })
         };
         let first = add("a");
+        // The first request takes its permit only after it has a place in the queue.
         while used() == 0 {
             tokio::task::yield_now().await;
         }
         let second = add("b");
+        // Ten turns of the scheduler are enough for the second request to reach the queue.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -509,6 +531,7 @@ mod tests {
         // One tenant may have half of the 40 certificates.
         let limit = limit(40, 50);
         let log = Arc::new(IssuanceLog::open(store.clone(), limit.clone(), 0).unwrap());
+        // The certificates end one second after the other, from 10 to 29.
         let adds: Vec<_> = (0..20)
             .map(|i| {
                 let (log, name) = (log.clone(), name.clone());
@@ -550,6 +573,7 @@ mod tests {
             "expired certificates no longer count against the limit"
         );
         drop(log);
+        // At 28 the certificates that end at 28, 29 and 99 stay.
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();
         assert_eq!(
             again.of(&name).len(),

@@ -61,7 +61,7 @@ fn maintain_once(context: &MaintenanceContext, prune: bool) {
         trust.renew_lists(name, now);
         trust.replace(context, name, now);
     }
-    if prune && let Err(e) = trust.ledger.prune(&trust.store, now) {
+    if prune && let Err(e) = trust.issuance_log.prune(&trust.store, now) {
         context
             .metrics
             .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
@@ -127,7 +127,7 @@ impl TrustAuthorities {
         let Some(old) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else {
             return Vec::new();
         };
-        let rows = self.ledger.of(name);
+        let rows = self.issuance_log.of(name);
         let left = issuance_log::in_use(
             &rows,
             old.fingerprint(),
@@ -140,7 +140,7 @@ impl TrustAuthorities {
 
     /// Returns the holders of certificates of the trust domain that have not expired.
     fn holders(&self, name: &DomainName, now: u64) -> BTreeSet<String> {
-        self.ledger
+        self.issuance_log
             .of(name)
             .iter()
             .filter(|row| row.until > now)

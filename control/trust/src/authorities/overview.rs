@@ -24,7 +24,7 @@ impl TrustAuthorities {
     ) -> api::TrustDomainStatus {
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
         let rows: Vec<Arc<StoredCertificate>> = self
-            .ledger
+            .issuance_log
             .of(name)
             .into_iter()
             .filter(|r| r.until > now)
@@ -108,7 +108,7 @@ impl TrustAuthorities {
         g.set(
             metrics::CA_ISSUED,
             &label,
-            self.ledger.of(name).len() as f64,
+            self.issuance_log.of(name).len() as f64,
         );
         g.set(
             metrics::CA_WAITING,

@@ -423,16 +423,19 @@ mod tests {
         d.make_lists(&signers(&d), &[], now).unwrap();
         assert_eq!((d.lists().len(), d.record.crl_number), (1, 1));
         assert!(d.is_revoked("0a") && !d.is_revoked("0c"));
+        // A list is renewed after half of its lifetime, so it is not old after 100 s.
         assert!(!d.lists_are_old(now + 100) && d.lists_are_old(now + CRL_LIFETIME_SECONDS / 2));
         // Both have expired, and one more list with them was published.
         d.make_lists(&signers(&d), &[], now + 200 + REVOKED_AFTER_END_SECONDS)
             .unwrap();
         assert_eq!(d.lists().len(), 0);
+        // The entry ends at 9000, after the list at 5000, so that the list is not empty.
         d.revoke([certificate("0c", &root, now + 9000)].iter(), now + 5000)
             .unwrap();
         d.make_lists(&signers(&d), &[], now + 5000).unwrap();
         d.switch(now + 5000);
         assert_eq!(d.lists().len(), 1);
+        // One second later, so that the step is not of the same moment as the switch.
         d.retire(now + 5001);
         assert_eq!(
             (d.lists().len(), d.record.revoked.len()),

@@ -82,6 +82,8 @@ fn targets_choose_their_destinations() {
 /// A case's name, the PeerAuthentications, a port, and the mode that applies at it.
 type ModeCase = (&'static str, Vec<PeerAuthentication>, u16, PeerMode);
 
+// The numbers after the targets are times of creation, which decide only among policies of one
+// scope.
 fn mode_cases() -> Vec<ModeCase> {
     use PeerMode::{Disable, Permissive, Strict};
     let one =

@@ -84,6 +84,7 @@ fn read_input(text: &str) -> ControllerInput {
                     service: key(words[1]),
                     id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
                     az: az(words[3]),
+                    // The VNI of the cases' tenant alpha.
                     vni: Vni::new(101).unwrap(),
                     version: words[4].parse().unwrap(),
                     chains: vec![chain; BUCKETS],
@@ -463,12 +464,12 @@ proptest::proptest! {
         let mut words = read_input(&format!("{text}{beta}"));
         let turn = shuffle % words.resources.len();
         words.resources.rotate_left(turn);
-        let room = MapCapacity { addresses: 8, services: 8, prefixes: 8, nodes: 8, hosts: 5 };
+        let capacity = MapCapacity { addresses: 8, services: 8, prefixes: 8, nodes: 8, hosts: 5 };
         let own = Ipv4Addr::new(250, 1, 0, 254);
         let mut have = EdgeMapContent::default();
         let mut before = DesiredMaps::default();
         for _ in 0..2 {
-            let maps = decide_maps(&words, &az("az1"), own, &room, &before, &have);
+            let maps = decide_maps(&words, &az("az1"), own, &capacity, &before, &have);
             let c = &maps.content;
             let of = |vni: u32| c.addresses.keys().filter(|(v, _)| v.get() == vni).count();
             proptest::prop_assert_eq!((of(900), c.tables.contains_key(&ServiceId::new(777).unwrap())), (1, true));

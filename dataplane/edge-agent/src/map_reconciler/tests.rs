@@ -394,7 +394,7 @@ fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) 
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
     const SERVICES: u32 = 16_000;
-    let room = MapCapacity {
+    let capacity = MapCapacity {
         addresses: 40_000,
         services: 20_000,
         prefixes: 300,
@@ -406,13 +406,13 @@ fn an_update_of_many_services_writes_only_changes() {
         Wide::default(),
         az,
         ip(254),
-        room,
+        capacity,
         EdgeCounters::new(&Registry::new()),
     )
     .unwrap();
     let mut resources = many(SERVICES);
     // Returns the number of tables that were allocated anew.
-    let mut tell = |what: &str, resources: &[Arc<Resource>], written: usize| {
+    let mut apply = |what: &str, resources: &[Arc<Resource>], written: usize| {
         let (before, tables) = (k.tables.written, k.maps.content.tables.clone());
         let begun = std::time::Instant::now();
         k.set_input(resources.to_vec());
@@ -435,7 +435,7 @@ fn an_update_of_many_services_writes_only_changes() {
     // Each service has two addresses in this AZ, a return entry and a table. The others are 80
     // replicas, the hosts of these and of the edge, and a node and a prefix for each of 200 nodes.
     assert_eq!(
-        tell("all of it", &resources, services * 4 + 80 + 81 + 400),
+        apply("all of it", &resources, services * 4 + 80 + 81 + 400),
         services
     );
     change_first(&mut resources, &|r| {
@@ -446,7 +446,7 @@ fn an_update_of_many_services_writes_only_changes() {
             false
         }
     });
-    assert_eq!(tell("one table", &resources, 1), 1);
+    assert_eq!(apply("one table", &resources, 1), 1);
     change_first(&mut resources, &|r| {
         if let Resource::Address(a) = r {
             a.open = false;
@@ -456,7 +456,7 @@ fn an_update_of_many_services_writes_only_changes() {
         }
     });
     assert_eq!(
-        tell(
+        apply(
             "one address closed, which is no matter of an edge's",
             &resources,
             0
@@ -472,8 +472,8 @@ fn an_update_of_many_services_writes_only_changes() {
         }
     });
     // The replica, its new host, and its old host.
-    assert_eq!(tell("one replica's address", &resources, 3), 0);
-    assert_eq!(tell("nothing", &resources, 0), 0);
+    assert_eq!(apply("one replica's address", &resources, 3), 0);
+    assert_eq!(apply("nothing", &resources, 0), 0);
 }
 
 /// Fake maps with space for everything that count the writes.

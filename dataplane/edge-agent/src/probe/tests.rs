@@ -172,6 +172,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
             .await
             .expect(what);
     };
+    // No other test uses this address, so its free port stays free.
     let at: SocketAddr = "127.0.77.1:0".parse().unwrap();
     let listener = TcpListener::bind(at).await.unwrap();
     let port = listener.local_addr().unwrap().port();

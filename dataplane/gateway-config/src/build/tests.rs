@@ -138,6 +138,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {
@@ -606,6 +607,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         }],
     };
     Arc::new(Resource::Ingress(IngressGateway {
+        trusted_proxies: 0,
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
         listeners: hosts.iter().map(listener).collect(),
@@ -634,6 +636,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
         hosts.map(|host| routed(&snapshot, host)),
         [true, false, false]
     );
+    // The ID of the resource that `gateway` returns.
     let id = ServiceId::new(40).unwrap();
     assert!(snapshot.service_inside(id).is_some());
     let named = snapshot.tenant("t").unwrap();

@@ -285,6 +285,7 @@ fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
             serde_json::json!({"iss": "other"}),
             Some(TokenError::Issuer),
         ),
+        // The leeway is 60 s (`LEEWAY`).
         (
             "expired within the leeway",
             serde_json::json!({"exp": NOW - 59}),
@@ -611,6 +612,7 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
         ask(&own, &first, NOW).unwrap().unwrap(),
     );
     assert!(Arc::ptr_eq(&one, &again) && cache.len() == 1);
+    // 100 s of life and 60 s of leeway.
     assert_eq!(
         ask(&own, &first, NOW + 160).unwrap_err(),
         TokenError::Expired,
@@ -805,6 +807,7 @@ async fn other_connections_have_their_turn_between_two_verifications() {
     let memory = cache.of(1);
     let victim = local.spawn_local(async move {
         let (mut turns, mut seen) = (0, 0);
+        // The second condition ends the loop if a verification never comes.
         while seen < 3 * VERIFICATIONS_PER_REQUEST_MAX as usize && turns < 10_000 {
             let [_, verified, _] = memory.sizes();
             assert!(
@@ -818,6 +821,7 @@ async fn other_connections_have_their_turn_between_two_verifications() {
         seen
     });
     local.await;
+    // Three requests with 16 verifications each.
     assert_eq!(victim.await.unwrap(), 48);
     for attacker in attackers {
         assert_eq!(attacker.await.unwrap(), VERIFICATIONS_PER_REQUEST_MAX);

@@ -56,6 +56,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action: RouteAction::Split(vec![]),
     }))
 }

@@ -76,10 +76,10 @@ fn decide_left(timeout: Duration, elapsed: Duration, bytes: usize) -> Duration {
 pub(crate) fn permit(
     worker: &Worker,
     session: &ClientSession,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     wanted: usize,
 ) -> Result<BodyPermit, ProxyError> {
-    let announced = match ask.framing {
+    let announced = match request.framing {
         Framing::Length(n) => n.min(wanted as u64),
         _ => wanted as u64,
     };
@@ -95,10 +95,10 @@ pub(crate) fn bytes_to_buffer(
     worker: &Worker,
     session: &ClientSession,
     placed: &RoutedRequest,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     of_answer: Option<&DestinationPolicy>,
 ) -> usize {
-    if !ask.has_body() || !session.is_policed() {
+    if !request.has_body() || !session.is_policed() {
         return 0;
     }
     let snapshot = worker.snapshot();
@@ -136,7 +136,7 @@ pub(crate) fn bytes_to_buffer(
 pub(crate) async fn of_http1(
     worker: &Worker,
     client: &mut Http1Downstream,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     (len, wanted): (usize, usize),
     mut permit: BodyPermit,
 ) -> Result<BufferedBody, ProxyError> {
@@ -162,7 +162,7 @@ pub(crate) async fn of_http1(
             }
         }
     }
-    let (mut reader, mut at) = (BodyReader::new(ask.framing), len);
+    let (mut reader, mut at) = (BodyReader::new(request.framing), len);
     let mut shown = BytesMut::new();
     loop {
         let step = reader

@@ -589,6 +589,7 @@ mod tests {
     }
 
     fn denials() -> Vec<AnswerCase> {
+        // gRPC status 7 is PERMISSION_DENIED, 16 is UNAUTHENTICATED, and 0 is OK.
         let rejection = |status: u16| {
             Ok(Err(ExtAuthzDenial {
                 status,

@@ -11,6 +11,7 @@ use canal_gateway_config::jwt::Token;
 use canal_model::authorization::Attribute;
 use canal_router::RoutableRequest;
 
+use super::forwarded_client::{ForwardedClient, forwarded_client};
 use crate::session::{ClientPrincipal, ClientSession};
 
 /// A request together with the mutations that authorization has made so far.
@@ -51,6 +52,8 @@ pub(crate) struct GatewayAttributes<'a> {
     /// `None` if there is no request, or if its head is no longer available.
     subject: Option<&'a MutatedRequest<'a>>,
     foreign: bool,
+    /// Number of proxies between the client and the Gateway.
+    trusted_proxies: u8,
 }
 
 impl<'a> GatewayAttributes<'a> {
@@ -83,6 +86,25 @@ impl<'a> GatewayAttributes<'a> {
             to: None,
             subject: None,
             foreign: session.principal.foreign,
+            trusted_proxies: 0,
+        }
+    }
+
+    pub(super) fn behind(mut self, trusted_proxies: u8) -> Self {
+        self.trusted_proxies = trusted_proxies;
+        self
+    }
+
+    /// Returns the address of the client before the proxies that are trusted (Istio's
+    /// `numTrustedProxies`); `None` if it is not known.
+    fn remote_address(&self) -> Option<IpAddr> {
+        if self.trusted_proxies == 0 {
+            return Some(self.client);
+        }
+        match forwarded_client(self.subject?.request, self.trusted_proxies.into()) {
+            ForwardedClient::Address(address) => Some(address),
+            ForwardedClient::Direct => Some(self.client),
+            ForwardedClient::Invalid => None,
         }
     }
 
@@ -124,6 +146,7 @@ impl<'a> GatewayAttributes<'a> {
             (Some(one), ..) => {
                 text(one);
             }
+            // A header that is removed, or that spells such a one otherwise, is not forwarded.
             (None, Attribute::Header(name), _) if !subject.changes.determines(name) => {
                 header(subject.request, name, &mut text)
             }
@@ -189,10 +212,15 @@ impl Attributes for GatewayAttributes<'_> {
             Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => {
                 return AttributeVisibility::Unknown;
             }
-            // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's
-            // address.
-            Attribute::SourceAddress | Attribute::RemoteAddress => {
+            Attribute::SourceAddress => {
                 return always_known(each(AttributeValue::Address(self.client)));
+            }
+            // A client's own `x-forwarded-for` is trusted only as far as proxies appended to it.
+            Attribute::RemoteAddress => {
+                return match self.remote_address() {
+                    Some(remote) => always_known(each(AttributeValue::Address(remote))),
+                    None => AttributeVisibility::Unknown,
+                };
             }
             Attribute::DestinationPort | Attribute::DestinationAddress => {
                 let value = match (self.to, attribute) {

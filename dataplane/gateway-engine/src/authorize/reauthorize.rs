@@ -200,13 +200,11 @@ impl<'a> OngoingAuthorization<'a> {
             .newest(worker)
             .map_err(AuthorizationInterrupt::Fault)
             .and_then(|newest| {
-                let dialled = newest
-                    .resolved
-                    .as_ref()
-                    .and_then(|resolved| resolved.guard_beside(&self.chosen.view));
+                let resolved = newest.resolved.as_ref();
                 let guards = DestinationPolicies {
                     endpoint: newest.endpoint.as_deref(),
-                    dialled,
+                    dialled: resolved.and_then(|it| it.guard_beside(&self.chosen.view)),
+                    trusted_proxies: resolved.map_or(0, |it| it.trusted_proxies()),
                 };
                 if guards.is_empty() && !self.session.principal.foreign {
                     return Ok(());

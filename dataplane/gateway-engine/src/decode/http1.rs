@@ -110,6 +110,7 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
         } else {
             timer.arm(TimeoutKind::Idle, times.idle);
         }
+        // What came before the half-close was parsed above.
         if *ended {
             return HeadRead::Over;
         }

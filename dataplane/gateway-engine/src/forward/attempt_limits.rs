@@ -34,7 +34,7 @@ use crate::worker::Worker;
 /// sent again once they have passed.
 pub(crate) const RETRY_BODY_BYTES_MAX: usize = 64 << 10;
 /// Copies of each kept byte: the kept one, and the one that a retry sends.
-const COPIES: u64 = 2;
+pub(crate) const COPIES: u64 = 2;
 
 /// Timeouts and retries of one request.
 pub(crate) struct AttemptLimits {
@@ -81,9 +81,9 @@ impl AttemptLimits {
     }
 
     /// True if a retry is possible, so that the body should be kept.
-    pub(crate) fn wants_body(&self, ask: &RequestInfo) -> bool {
+    pub(crate) fn wants_body(&self, request: &RequestInfo) -> bool {
         // A body that will not fit is not copied in vain.
-        let is_short = match ask.framing {
+        let is_short = match request.framing {
             Framing::Length(length) => length <= RETRY_BODY_BYTES_MAX as u64,
             _ => true,
         };
@@ -230,17 +230,18 @@ impl AttemptLimits {
         .await
     }
 
-    /// Waits for the time of the granted retry. `poll_gone` is ready if the client has left.
+    /// Waits for the time of the granted retry. `poll_client_gone` is ready if the client has left.
     pub(crate) async fn back_off(
         &mut self,
         worker: &Worker,
         is_sent: bool,
-        mut poll_gone: impl FnMut(&mut Context<'_>) -> Poll<()>,
+        mut poll_client_gone: impl FnMut(&mut Context<'_>) -> Poll<()>,
     ) -> Result<(), ProxyError> {
         let wait = self.granted.unwrap_or_default();
         // The failed attempt's time has ended; only the request's time runs.
         self.deadlines.attempt = None;
-        let gone = std::future::poll_fn(|cx| poll_gone(cx).map(|()| Err(ProxyError::ClientGone)));
+        let gone =
+            std::future::poll_fn(|cx| poll_client_gone(cx).map(|()| Err(ProxyError::ClientGone)));
         let waited = async {
             tokio::select! {
                 gone = gone => gone,

@@ -18,7 +18,7 @@ use canal_gateway_http::head::RequestInfo;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_http::retry_policy::AttemptOutcome;
 use canal_gateway_io::body::{
-    BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
+    BodyCopySender, BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
 use canal_gateway_io::buffer::Outbox;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
@@ -59,7 +59,7 @@ pub(crate) struct Http1UpstreamSide {
     /// Bytes that the connection carried before this request.
     sent_before: u64,
     /// True if the endpoint keeps the connection open after this response.
-    keeps: bool,
+    keeps_open: bool,
     /// True once the endpoint has sent a byte.
     has_responded: bool,
     /// True if an interim response announced a body, which may follow in place of the final
@@ -80,27 +80,26 @@ impl Http1UpstreamSide {
     pub(crate) fn of(lease: UpstreamLease) -> Box<Self> {
         let UpstreamLease { wire, reused } = lease;
         let sent_before = wire.io.sent();
-        let (keeps, heard, has_stray_body) = (false, false, false);
         Box::new(Self {
             wire,
             head: ResponseHead::new(),
             reused,
             sent_before,
-            keeps,
-            has_responded: heard,
-            has_stray_body,
+            keeps_open: false,
+            has_responded: false,
+            has_stray_body: false,
         })
     }
 }
 
 impl UpstreamSide {
     pub(crate) fn http2(
-        place: StreamPermit,
+        permit: StreamPermit,
         response: ResponseFuture,
         send: SendStream<Bytes>,
     ) -> Self {
         Self::Http2(Box::new(Http2UpstreamSide {
-            permit: place,
+            permit,
             response,
             send,
             body: None,
@@ -137,57 +136,62 @@ pub(crate) struct SuspendedExchange {
     sent: Vec<Bytes>,
     /// Bytes that were to be sent next.
     unsent: Outbox,
-    up: BodyPump,
-    up_reader: BodyReader,
+    request_body: BodyPump,
+    request_reader: BodyReader,
 }
 
 /// A body of which a part was sent to an endpoint, and which begins again at another one.
 pub(crate) struct ReplayedBody {
-    up: BodyPump,
-    up_reader: BodyReader,
+    request_body: BodyPump,
+    request_reader: BodyReader,
 }
 
 impl ReplayedBody {
     /// True once the client's request was read to its end.
     pub(crate) fn is_source_done(&self) -> bool {
-        self.up.is_source_done()
+        self.request_body.is_source_done()
     }
 }
 
 impl SuspendedExchange {
     /// Returns the body, to be sent from its beginning to another endpoint.
     pub(crate) fn into_replay(self) -> Option<Box<ReplayedBody>> {
-        ReplayedBody::of(self.up, self.up_reader)
+        ReplayedBody::of(self.request_body, self.request_reader)
     }
 }
 
 impl ReplayedBody {
-    fn of(mut up: BodyPump, up_reader: BodyReader) -> Option<Box<Self>> {
-        up.rewind().then(|| Box::new(Self { up, up_reader }))
+    fn of(mut request_body: BodyPump, request_reader: BodyReader) -> Option<Box<Self>> {
+        request_body.rewind().then(|| {
+            Box::new(Self {
+                request_body,
+                request_reader,
+            })
+        })
     }
 }
 
 /// State of one exchange between a client and an endpoint.
 pub(crate) struct Exchange<'a> {
     worker: &'a Rc<Worker>,
-    ask: &'a RequestInfo,
+    request: &'a RequestInfo,
     record: &'a mut RequestRecord,
-    front: DownstreamSide<'a>,
-    pub(crate) back: UpstreamSide,
-    up: BodyPump,
-    up_reader: BodyReader,
+    downstream: DownstreamSide<'a>,
+    pub(crate) upstream: UpstreamSide,
+    request_body: BodyPump,
+    request_reader: BodyReader,
     /// The endpoint accepts no more of the request. Its response may have arrived already.
-    up_cut: bool,
+    upload_cut: bool,
     /// The undelivered bytes are in the endpoint's outbox again.
     resent: bool,
     status: u16,
-    up_stall: BodyStall,
+    request_stall: BodyStall,
     /// Wait of the request's body for the first credit of an HTTP/2 endpoint.
     first_credit: Option<CreditWait>,
-    down: BodyPump,
-    down_stall: BodyStall,
-    down_reader: BodyReader,
-    down_framing: (Framing, Framing),
+    response_body: BodyPump,
+    response_stall: BodyStall,
+    response_reader: BodyReader,
+    response_framing: (Framing, Framing),
     upgrade: bool,
     phase: ExchangePhase,
     /// Progress of the request's body when [`Exchange::head_wait`] was set.
@@ -197,12 +201,12 @@ pub(crate) struct Exchange<'a> {
     head_wait: Instant,
     /// True if the endpoint's declared protocol and the request are gRPC: a long silence is normal
     /// then.
-    patient: bool,
-    open: OngoingAuthorization<'a>,
+    allows_silence: bool,
+    authorization: OngoingAuthorization<'a>,
     /// True if the response announced to an HTTP/1.1 client that its connection stays open.
     pub(crate) keep_alive: bool,
     /// Changes that the rule's filters make of the response's head.
-    pub(crate) response_headers: Option<&'a HeaderModifier>,
+    response_headers: Option<&'a HeaderModifier>,
     /// Timeouts and retries that the rule asks for.
     limits: Option<&'a mut AttemptLimits>,
 }
@@ -216,23 +220,23 @@ impl<'a> Exchange<'a> {
     /// that there is no body to pass on.
     pub(crate) fn new(
         worker: &'a Rc<Worker>,
-        ask: &'a RequestInfo,
+        request: &'a RequestInfo,
         record: &'a mut RequestRecord,
-        front: DownstreamSide<'a>,
-        back: UpstreamSide,
+        downstream: DownstreamSide<'a>,
+        upstream: UpstreamSide,
         sent: bool,
-        open: OngoingAuthorization<'a>,
+        authorization: OngoingAuthorization<'a>,
     ) -> Self {
-        let (mut front, mut back) = (front, back);
+        let (mut downstream, mut upstream) = (downstream, upstream);
         // A request that may be retried anyway needs no copy of the sent bytes: it is encoded
         // again.
-        if let UpstreamSide::Http1(back) = &mut back
-            && back.reused
-            && (ask.has_body() || !ask.idempotent)
+        if let UpstreamSide::Http1(upstream) = &mut upstream
+            && upstream.reused
+            && (request.has_body() || !request.idempotent)
         {
-            back.wire.io.keep_sent();
+            upstream.wire.io.keep_sent();
         }
-        let up = match &mut front {
+        let request_body = match &mut downstream {
             DownstreamSide::Http2(stream) if !sent => {
                 BodyPump::after(std::mem::take(&mut stream.first))
             }
@@ -240,54 +244,79 @@ impl<'a> Exchange<'a> {
         };
         let exchange = Self {
             worker,
-            ask,
+            request,
             record,
-            front,
-            back,
-            up,
-            up_reader: BodyReader::new(ask.framing),
-            up_cut: false,
+            downstream,
+            upstream,
+            request_body,
+            request_reader: BodyReader::new(request.framing),
+            upload_cut: false,
             resent: false,
             status: 0,
-            up_stall: BodyStall::default(),
+            request_stall: BodyStall::default(),
             first_credit: None,
-            down: BodyPump::new(false),
-            down_stall: BodyStall::default(),
-            down_reader: BodyReader::new(Framing::None),
-            down_framing: (Framing::None, Framing::None),
+            response_body: BodyPump::new(false),
+            response_stall: BodyStall::default(),
+            response_reader: BodyReader::new(Framing::None),
+            response_framing: (Framing::None, Framing::None),
             upgrade: false,
             phase: ExchangePhase::Head,
             progress: None,
             head_wait: worker.clock.now(),
             // A client's content type alone must not disable timeouts.
-            patient: ask.grpc && open.protocol() == AppProtocol::Grpc,
-            open,
+            allows_silence: request.grpc && authorization.protocol() == AppProtocol::Grpc,
+            authorization,
             keep_alive: false,
             response_headers: None,
             limits: None,
         };
-        exchange.timer().watch(Some(exchange.open.tenant()));
         exchange
+            .timer()
+            .watch(Some(exchange.authorization.tenant()));
+        exchange
+    }
+
+    /// Applies what the rule asks for to the response's headers, and copies the body for mirrors.
+    /// Bodies that are kept for retries are kept by [`Exchange::limit_attempts`], which follows.
+    pub(crate) fn apply_rule(
+        &mut self,
+        response_headers: Option<&'a HeaderModifier>,
+        copies: Vec<BodyCopySender>,
+    ) {
+        self.response_headers = response_headers;
+        if copies.is_empty() {
+            return;
+        }
+        let is_verbatim = matches!(
+            (&self.downstream, &self.upstream),
+            (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
+        );
+        let is_chunked = is_verbatim && self.request.framing == Framing::Chunked;
+        self.request_body
+            .copy_to(copies, is_chunked, RETRY_BODY_BYTES_MAX);
     }
 
     /// Applies the timeouts and retries that the rule asks for. With `keeps_body`, the body is kept
     /// for a retry, as far as the limits permit.
     pub(crate) fn limit_attempts(&mut self, limits: &'a mut AttemptLimits, keeps_body: bool) {
-        if keeps_body && limits.wants_body(self.ask) {
-            self.up.keep_for_replay(RETRY_BODY_BYTES_MAX);
+        if keeps_body && limits.wants_body(self.request) {
+            self.request_body.keep_for_replay(RETRY_BODY_BYTES_MAX);
         }
         self.limits = Some(limits);
     }
 
     /// Begins the body of a failed attempt again.
     pub(crate) fn replay(&mut self, body: Box<ReplayedBody>) {
-        let ReplayedBody { up, up_reader } = *body;
-        (self.up, self.up_reader) = (up, up_reader);
+        let ReplayedBody {
+            request_body,
+            request_reader,
+        } = *body;
+        (self.request_body, self.request_reader) = (request_body, request_reader);
     }
 
     /// Returns the body for another attempt, if all of it that was read is available.
     pub(crate) fn into_replay(self) -> Option<Box<ReplayedBody>> {
-        ReplayedBody::of(self.up, self.up_reader)
+        ReplayedBody::of(self.request_body, self.request_reader)
     }
 
     /// Ready if a time of the rule has passed.
@@ -295,8 +324,12 @@ impl<'a> Exchange<'a> {
         let Some(limits) = &mut self.limits else {
             return Poll::Pending;
         };
-        limits.cover_body(self.worker, self.open.session(), &mut self.up);
-        let is_sent = self.up.is_source_done() || self.up_cut;
+        limits.cover_body(
+            self.worker,
+            self.authorization.session(),
+            &mut self.request_body,
+        );
+        let is_sent = self.request_body.is_source_done() || self.upload_cut;
         limits.poll_deadline(cx, self.worker, is_sent, self.phase == ExchangePhase::Body)
     }
 
@@ -309,13 +342,17 @@ impl<'a> Exchange<'a> {
             status,
             grpc_status,
         };
-        limits.grant_retry(self.worker, outcome, self.up.replay_bytes().is_some())
+        limits.grant_retry(
+            self.worker,
+            outcome,
+            self.request_body.replay_bytes().is_some(),
+        )
     }
 
     /// Drops what only a retry would need, because the client sees the response now.
     fn forget_retries(&mut self) {
         if let Some(limits) = &mut self.limits {
-            self.up.forget_replay();
+            self.request_body.forget_replay();
             limits.release();
         }
     }
@@ -335,17 +372,17 @@ impl<'a> Exchange<'a> {
             }
         ) {
             // The next attempt goes on with this body, and counts only what comes then.
-            self.record.bytes_in += std::mem::take(&mut self.up.payload_bytes);
-            self.record.bytes_out += self.down.payload_bytes;
+            self.record.bytes_in += std::mem::take(&mut self.request_body.payload_bytes);
+            self.record.bytes_out += self.response_body.payload_bytes;
         }
-        if let Some(status) = self.down.grpc_status {
+        if let Some(status) = self.response_body.grpc_status {
             self.record.grpc_status = Some(status);
         }
         outcome
     }
 
     fn timer(&self) -> &Timer {
-        match &self.front {
+        match &self.downstream {
             DownstreamSide::Http1(client) => &client.timer,
             DownstreamSide::Http2(stream) => &stream.timer,
         }
@@ -367,19 +404,20 @@ impl<'a> Exchange<'a> {
             return self.fail(if unsent {
                 ProxyError::RequestTimeout
             } else {
-                late_fault(late)
+                timeout_error(late)
             });
         }
-        if self.open.is_outdated() {
+        if self.authorization.is_outdated() {
             match self.reauthorize_request() {
                 Ok(()) => {}
                 Err(AuthorizationInterrupt::Fault(fault)) => return self.fail(fault),
                 Err(AuthorizationInterrupt::Verify(todo)) => {
-                    self.open.verify(self.worker, todo, cx.waker().clone())
+                    self.authorization
+                        .verify(self.worker, todo, cx.waker().clone())
                 }
             }
         }
-        match self.poll_up(cx) {
+        match self.poll_request_body(cx) {
             // The response is complete, so a failure of the upload changes nothing.
             Poll::Ready(Err(_)) if self.phase == ExchangePhase::Rest => {
                 return Poll::Ready(ExchangeOutcome::Done {
@@ -389,6 +427,9 @@ impl<'a> Exchange<'a> {
             Poll::Ready(Err(fault)) => return self.fail(fault),
             _ => {}
         }
+        // This comes before the head: while the head is awaited, `poll` returns from there; and a
+        // retry that the head causes needs the kept body to be counted. In phase `Rest` the client
+        // has the complete response, which no time of the rule may turn into a failure.
         if self.phase != ExchangePhase::Rest
             && let Poll::Ready(fault) = self.poll_limits(cx)
         {
@@ -402,7 +443,7 @@ impl<'a> Exchange<'a> {
                 }
                 Poll::Ready(Err(fault)) => return self.fail(fault),
                 Poll::Pending => {
-                    if let Poll::Ready(fault) = self.poll_gone(cx) {
+                    if let Poll::Ready(fault) = self.poll_client_gone(cx) {
                         return self.fail(fault);
                     }
                     self.arm();
@@ -411,7 +452,7 @@ impl<'a> Exchange<'a> {
             }
         }
         if self.phase == ExchangePhase::Body {
-            match self.poll_down(cx) {
+            match self.poll_response_body(cx) {
                 Poll::Ready(Ok(())) if self.upgrade => {
                     return Poll::Ready(ExchangeOutcome::Upgraded);
                 }
@@ -424,9 +465,9 @@ impl<'a> Exchange<'a> {
             }
         }
         // A response below 400 does not end the upload: the application may continue to read.
-        if self.is_up_over() || self.status >= 400 {
+        if self.is_upload_over() || self.status >= 400 {
             return Poll::Ready(ExchangeOutcome::Done {
-                request_done: self.up.is_complete,
+                request_done: self.request_body.is_complete,
             });
         }
         self.arm();
@@ -434,22 +475,22 @@ impl<'a> Exchange<'a> {
     }
 
     /// True if nothing more of the request goes to the endpoint.
-    fn is_up_over(&self) -> bool {
-        self.up.is_complete || self.up_cut
+    fn is_upload_over(&self) -> bool {
+        self.request_body.is_complete || self.upload_cut
     }
 
     /// Ends this part of an exchange whose request did not reach the application. Returns the data
     /// with which the next attempt continues the request, if all sent bytes are still available.
     pub(crate) fn suspend(self) -> Option<Box<SuspendedExchange>> {
-        let UpstreamSide::Http1(mut back) = self.back else {
+        let UpstreamSide::Http1(mut upstream) = self.upstream else {
             return None;
         };
-        let sent = back.wire.io.take_sent()?;
+        let sent = upstream.wire.io.take_sent()?;
         Some(Box::new(SuspendedExchange {
             sent,
-            unsent: std::mem::take(&mut back.wire.outbox),
-            up: self.up,
-            up_reader: self.up_reader,
+            unsent: std::mem::take(&mut upstream.wire.outbox),
+            request_body: self.request_body,
+            request_reader: self.request_reader,
         }))
     }
 
@@ -458,32 +499,32 @@ impl<'a> Exchange<'a> {
         let SuspendedExchange {
             sent,
             mut unsent,
-            up,
-            up_reader,
+            request_body,
+            request_reader,
         } = *suspended;
-        if let UpstreamSide::Http1(back) = &mut self.back {
-            let outbox = &mut back.wire.outbox;
+        if let UpstreamSide::Http1(upstream) = &mut self.upstream {
+            let outbox = &mut upstream.wire.outbox;
             sent.into_iter().for_each(|piece| outbox.push(piece));
             while let Some(piece) = unsent.pop() {
                 outbox.push(piece);
             }
         }
-        self.up = up;
-        self.up_reader = up_reader;
+        self.request_body = request_body;
+        self.request_reader = request_reader;
         self.resent = true;
     }
 
     /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is
     /// denied now.
     fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
-        let decision = match &self.front {
+        let decision = match &self.downstream {
             DownstreamSide::Http1(client) => {
-                http1::reauthorize_request(self.worker, &self.open, self.ask, client)
+                http1::reauthorize_request(self.worker, &self.authorization, self.request, client)
             }
-            DownstreamSide::Http2(_) => self.open.reauthorize_http2(self.worker),
+            DownstreamSide::Http2(_) => self.authorization.reauthorize_http2(self.worker),
         };
         if matches!(decision, Err(AuthorizationInterrupt::Fault(_))) {
-            self.abort_back(&BodyErrorCause::Closed);
+            self.abort_upstream(&BodyErrorCause::Closed);
         }
         decision
     }
@@ -497,7 +538,7 @@ impl<'a> Exchange<'a> {
 
     /// True if an HTTP/1.1 client has not accepted all bytes written for it.
     fn client_lags(&self) -> bool {
-        matches!(&self.front, DownstreamSide::Http1(client) if !client.wire.outbox.is_empty())
+        matches!(&self.downstream, DownstreamSide::Http1(client) if !client.wire.outbox.is_empty())
     }
 
     /// Arms the timeout of the current phase. While bodies move, each poll means progress and
@@ -505,20 +546,26 @@ impl<'a> Exchange<'a> {
     fn arm(&mut self) {
         let times = &self.worker.shared.config.times;
         // A gRPC stream may be silent for long in either direction.
-        let of = |time: Duration| if self.patient { times.relay } else { time };
+        let of = |time: Duration| {
+            if self.allows_silence {
+                times.relay
+            } else {
+                time
+            }
+        };
         let now = self.worker.clock.now();
         let (late, since, after) = match self.phase {
             ExchangePhase::Head => {
                 let progress = (
-                    self.up.payload_bytes,
-                    self.is_up_over(),
-                    self.up.waiting_for_source,
+                    self.request_body.payload_bytes,
+                    self.is_upload_over(),
+                    self.request_body.waiting_for_source,
                 );
                 if self.progress != Some(progress) {
                     self.progress = Some(progress);
                     self.head_wait = now;
                 }
-                let request_waits = !self.is_up_over() && self.up.waiting_for_source;
+                let request_waits = !self.is_upload_over() && self.request_body.waiting_for_source;
                 let client_waits = request_waits || self.client_lags();
                 let (late, time) = if client_waits {
                     (TimeoutKind::Client, times.client)
@@ -528,10 +575,10 @@ impl<'a> Exchange<'a> {
                 (late, self.head_wait, of(time))
             }
             // Hours may pass between parts of a response, as in server-sent events and watches.
-            ExchangePhase::Rest if !self.up.waiting_for_source => {
+            ExchangePhase::Rest if !self.request_body.waiting_for_source => {
                 (TimeoutKind::Upstream, now, of(times.upstream))
             }
-            ExchangePhase::Body if self.down.waiting_for_source => {
+            ExchangePhase::Body if self.response_body.waiting_for_source => {
                 (TimeoutKind::Upstream, now, times.relay)
             }
             ExchangePhase::Body | ExchangePhase::Rest => {
@@ -542,30 +589,30 @@ impl<'a> Exchange<'a> {
     }
 
     /// Passes on the request's body.
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+    fn poll_request_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         if self.resent
-            && let UpstreamSide::Http1(back) = &mut self.back
+            && let UpstreamSide::Http1(upstream) = &mut self.upstream
         {
-            let Http1Io { io, outbox, .. } = &mut back.wire;
+            let Http1Io { io, outbox, .. } = &mut upstream.wire;
             // A failed flush is not an error here: reading the response yields the reason.
-            self.up_cut = ready!(io.poll_flush(cx, outbox)).is_err();
+            self.upload_cut = ready!(io.poll_flush(cx, outbox)).is_err();
             self.resent = false;
         }
-        if self.is_up_over() {
+        if self.is_upload_over() {
             return Poll::Ready(Ok(()));
         }
-        let framing = self.ask.framing;
+        let framing = self.request.framing;
         let verbatim = matches!(
-            (&self.front, &self.back),
+            (&self.downstream, &self.upstream),
             (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
         );
-        let mut source = match &mut self.front {
+        let mut source = match &mut self.downstream {
             DownstreamSide::Http1(client) => {
                 let Http1Io { io, inbox, .. } = &mut client.wire;
                 BodySource::Http1 {
                     io,
                     inbox,
-                    reader: &mut self.up_reader,
+                    reader: &mut self.request_reader,
                     verbatim,
                 }
             }
@@ -574,24 +621,27 @@ impl<'a> Exchange<'a> {
                 account: &stream.account,
             },
         };
-        let mut sink = match &mut self.back {
-            UpstreamSide::Http1(back) => {
-                let Http1Io { io, outbox, .. } = &mut back.wire;
+        let mut sink = match &mut self.upstream {
+            UpstreamSide::Http1(upstream) => {
+                let Http1Io { io, outbox, .. } = &mut upstream.wire;
                 BodySink::Http1 {
                     io,
                     outbox,
                     chunks: framing == Framing::Chunked && !verbatim,
                 }
             }
-            UpstreamSide::Http2(back) => BodySink::Http2(&mut back.send),
+            UpstreamSide::Http2(upstream) => BodySink::Http2(&mut upstream.send),
         };
         let polled = self
-            .up
+            .request_body
             .poll(cx, &mut source, &mut sink, self.worker.h1_limits());
         match polled {
             Poll::Pending => {
-                let stalled = self.up_stall.poll(cx, &mut self.up, &mut source, &sink);
-                let is_unsent = self.up.payload_bytes > 0 && self.up.accepted(&sink) == 0;
+                let stalled =
+                    self.request_stall
+                        .poll(cx, &mut self.request_body, &mut source, &sink);
+                let is_unsent =
+                    self.request_body.payload_bytes > 0 && self.request_body.accepted(&sink) == 0;
                 self.note_credit(is_unsent);
                 stalled.map(|()| Err(ProxyError::TenantBuffers))
             }
@@ -601,14 +651,14 @@ impl<'a> Exchange<'a> {
             }
             Poll::Ready(Err(BodyError::Source(cause))) => {
                 self.first_credit = None;
-                self.abort_back(&cause);
+                self.abort_upstream(&cause);
                 Poll::Ready(Err(client_fault(cause)))
             }
             Poll::Ready(Err(BodyError::Sink(_))) => {
                 self.first_credit = None;
                 // The endpoint may have responded early and closed. Reading yields its response, or
                 // the reason why there is none.
-                self.up_cut = true;
+                self.upload_cut = true;
                 Poll::Ready(Ok(()))
             }
         }
@@ -617,11 +667,12 @@ impl<'a> Exchange<'a> {
     /// Notes whether the endpoint has given the request's stream its first credit. Without it
     /// nothing of the body that has arrived was sent.
     fn note_credit(&mut self, is_unsent: bool) {
-        match (&self.back, is_unsent) {
+        match (&self.upstream, is_unsent) {
             // The stream's own window is untouched, so the credit that is missing is the
             // connection's.
-            (UpstreamSide::Http2(back), true) if self.first_credit.is_none() => {
-                self.first_credit = Some(back.permit.connection().account().credit().begin_wait());
+            (UpstreamSide::Http2(upstream), true) if self.first_credit.is_none() => {
+                self.first_credit =
+                    Some(upstream.permit.connection().account().credit().begin_wait());
             }
             (_, true) => {}
             (_, false) => self
@@ -634,10 +685,10 @@ impl<'a> Exchange<'a> {
 
     /// Aborts the endpoint's side after the client left or sent an invalid body. The endpoint must
     /// not mistake the partial body for a complete one.
-    fn abort_back(&mut self, cause: &BodyErrorCause) {
-        match &mut self.back {
-            UpstreamSide::Http1(back) => back.wire.io.abort(),
-            UpstreamSide::Http2(back) => back.send.send_reset(match cause {
+    fn abort_upstream(&mut self, cause: &BodyErrorCause) {
+        match &mut self.upstream {
+            UpstreamSide::Http1(upstream) => upstream.wire.io.abort(),
+            UpstreamSide::Http2(upstream) => upstream.send.send_reset(match cause {
                 BodyErrorCause::Reset(reason) => *reason,
                 _ => Reason::CANCEL,
             }),
@@ -645,16 +696,16 @@ impl<'a> Exchange<'a> {
     }
 
     /// Ready if the client has left while it waits for the response.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
-        match &mut self.front {
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
+        match &mut self.downstream {
             DownstreamSide::Http1(client) => {
                 // While the request's body is read, that detects a close.
-                let reads = self.up.is_complete || self.up_cut;
-                http1::poll_gone(client, cx, reads).map(|()| ProxyError::ClientGone)
+                let reads = self.request_body.is_complete || self.upload_cut;
+                http1::poll_client_gone(client, cx, reads).map(|()| ProxyError::ClientGone)
             }
             DownstreamSide::Http2(stream) => stream.respond.poll_reset(cx).map(|reset| {
-                if let (UpstreamSide::Http2(back), Ok(reason)) = (&mut self.back, reset) {
-                    back.send.send_reset(reason);
+                if let (UpstreamSide::Http2(upstream), Ok(reason)) = (&mut self.upstream, reset) {
+                    upstream.send.send_reset(reason);
                 }
                 ProxyError::ClientGone
             }),
@@ -662,36 +713,36 @@ impl<'a> Exchange<'a> {
     }
 
     /// Passes on the response's body.
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
-        if matches!(&self.back, UpstreamSide::Http2(back) if back.body.is_none()) {
+    fn poll_response_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        if matches!(&self.upstream, UpstreamSide::Http2(upstream) if upstream.body.is_none()) {
             // There is nothing but the head.
-            return self.poll_taken(cx);
+            return self.poll_client_flush(cx);
         }
-        let (from, to) = self.down_framing;
+        let (from, to) = self.response_framing;
         let verbatim = from == to
             && matches!(
-                (&self.front, &self.back),
+                (&self.downstream, &self.upstream),
                 (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
             );
-        let mut source = match &mut self.back {
-            UpstreamSide::Http1(back) => {
-                let Http1Io { io, inbox, .. } = &mut back.wire;
+        let mut source = match &mut self.upstream {
+            UpstreamSide::Http1(upstream) => {
+                let Http1Io { io, inbox, .. } = &mut upstream.wire;
                 BodySource::Http1 {
                     io,
                     inbox,
-                    reader: &mut self.down_reader,
+                    reader: &mut self.response_reader,
                     verbatim,
                 }
             }
-            UpstreamSide::Http2(back) => match &mut back.body {
+            UpstreamSide::Http2(upstream) => match &mut upstream.body {
                 Some(recv) => BodySource::Http2 {
                     recv,
-                    account: back.permit.connection().account(),
+                    account: upstream.permit.connection().account(),
                 },
                 None => return Poll::Ready(Ok(())),
             },
         };
-        let mut sink = match &mut self.front {
+        let mut sink = match &mut self.downstream {
             DownstreamSide::Http1(client) => {
                 let Http1Io { io, outbox, .. } = &mut client.wire;
                 BodySink::Http1 {
@@ -707,20 +758,20 @@ impl<'a> Exchange<'a> {
             },
         };
         match self
-            .down
+            .response_body
             .poll(cx, &mut source, &mut sink, self.worker.h1_limits())
         {
             Poll::Pending => self
-                .down_stall
-                .poll(cx, &mut self.down, &mut source, &sink)
+                .response_stall
+                .poll(cx, &mut self.response_body, &mut source, &sink)
                 .map(|()| Err(ProxyError::TenantBuffers)),
             Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
             Poll::Ready(Err(BodyError::Sink(cause))) => {
-                self.abort_back(&cause);
+                self.abort_upstream(&cause);
                 Poll::Ready(Err(ProxyError::ClientGone))
             }
             Poll::Ready(Err(BodyError::Source(cause))) => {
-                self.abort_front(&cause);
+                self.abort_downstream(&cause);
                 Poll::Ready(Err(upstream_fault(cause)))
             }
         }
@@ -729,8 +780,8 @@ impl<'a> Exchange<'a> {
     /// Resets the client's HTTP/2 stream after the response broke off, so that the client does not
     /// mistake it for a complete one. The owner of an HTTP/1.1 connection cuts that connection
     /// itself.
-    fn abort_front(&mut self, cause: &BodyErrorCause) {
-        if let DownstreamSide::Http2(stream) = &mut self.front
+    fn abort_downstream(&mut self, cause: &BodyErrorCause) {
+        if let DownstreamSide::Http2(stream) = &mut self.downstream
             && let Some(answer) = &mut stream.answer
         {
             answer.send_reset(match cause {
@@ -742,13 +793,15 @@ impl<'a> Exchange<'a> {
 
     /// Returns the endpoint's connection if it can carry another request after a complete response.
     pub(crate) fn into_reusable(self, request_done: bool) -> Option<Http1Io> {
-        match self.back {
+        match self.upstream {
             // A connection on which an upgrade was offered has no close report, so it is not
             // reused.
-            UpstreamSide::Http1(back)
-                if request_done && back.keeps && self.ask.kind != RequestKind::Upgrade =>
+            UpstreamSide::Http1(upstream)
+                if request_done
+                    && upstream.keeps_open
+                    && self.request.kind != RequestKind::Upgrade =>
             {
-                Some(back.wire)
+                Some(upstream.wire)
             }
             _ => None,
         }
@@ -756,14 +809,14 @@ impl<'a> Exchange<'a> {
 
     /// Returns the endpoint's connection after an upgrade.
     pub(crate) fn into_upgraded(self) -> Option<Http1Io> {
-        match self.back {
-            UpstreamSide::Http1(back) => Some(back.wire),
+        match self.upstream {
+            UpstreamSide::Http1(upstream) => Some(upstream.wire),
             UpstreamSide::Http2(_) => None,
         }
     }
 }
 
-fn late_fault(late: TimeoutKind) -> ProxyError {
+fn timeout_error(late: TimeoutKind) -> ProxyError {
     match late {
         TimeoutKind::Upstream => ProxyError::UpstreamTimeout,
         TimeoutKind::Drain => ProxyError::Draining,

@@ -44,7 +44,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         };
         worker.counts.fault_delay("delayed");
         let client = &mut self.client;
-        let gone = std::future::poll_fn(|cx| client.poll_gone(cx));
+        let gone = std::future::poll_fn(|cx| client.poll_client_gone(cx));
         tokio::select! {
             () = gone => return Err(ProxyError::ClientGone),
             () = tokio::time::sleep(time) => {}

@@ -7,13 +7,14 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use canal_gateway_config::RequestMutations;
-use canal_gateway_http::head::{Http1RoutingView, RequestInfo};
+use canal_gateway_http::head::{ClientProtocol, Http1RoutingView, RequestInfo};
 use canal_gateway_http::heads::{self, Additions};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::buffer::BLOCK;
 use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
+use super::mirrors::CopiedHead;
 use super::{
     ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream,
     UpstreamTransport, own_proto,
@@ -51,17 +52,17 @@ pub(crate) struct UpgradedConnection {
     pub(crate) head: Option<Box<[u8]>>,
 }
 
-/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer
-/// contains it.
+/// Authorizes an open request again. Its head is in `open.head_copy` if the client's inbox no
+/// longer contains it.
 pub(crate) fn reauthorize_request(
     worker: &Worker,
     open: &OngoingAuthorization<'_>,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
     let head = match open.head_copy {
         Some(head) => head,
-        None if !ask.has_body() => client.wire.inbox.bytes(),
+        None if !request.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not
         // retained.
         None => return open.reauthorize_connection(worker),
@@ -78,7 +79,7 @@ pub(crate) fn reauthorize_request(
 
 /// Ready if the client has left while it waits for the response. With `reads`, a close is found by
 /// reading; nothing else reads the connection then.
-pub(crate) fn poll_gone(
+pub(crate) fn poll_client_gone(
     client: &mut Http1Downstream,
     cx: &mut Context<'_>,
     reads: bool,
@@ -276,6 +277,32 @@ impl HttpDownstream for Http1Client<'_> {
         }
     }
 
+    fn copy_head(
+        &mut self,
+        state: &RequestState,
+        routed: &RoutedRequest,
+        version: ClientProtocol,
+        changes: &RequestMutations,
+    ) -> Result<CopiedHead, ProxyError> {
+        let Http1Downstream {
+            wire, head, out, ..
+        } = &mut *self.connection;
+        let buf = self.head_copy.as_deref().unwrap_or(wire.inbox.bytes());
+        let view = head.view(buf);
+        let hostname = routed.resolved.hostname().unwrap_or_default();
+        let add = Additions {
+            changes: Some(changes),
+            ..state.additions(self.request_id, hostname)
+        };
+        if version == ClientProtocol::Http2 {
+            return heads::request_1_to_2(&view, &add).map(CopiedHead::Http2);
+        }
+        let mut copied = Vec::new();
+        heads::request_1_to_1(out, buf, &view, &add, &mut copied)
+            .map_err(ProxyError::BadRequest)?;
+        Ok(CopiedHead::Http1(copied))
+    }
+
     fn is_complete(&self, info: &RequestInfo) -> bool {
         !info.has_body()
     }
@@ -288,8 +315,8 @@ impl HttpDownstream for Http1Client<'_> {
         inbox.advance(self.len);
     }
 
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        poll_gone(self.connection, cx, true)
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        poll_client_gone(self.connection, cx, true)
     }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {

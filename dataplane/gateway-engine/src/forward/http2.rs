@@ -19,6 +19,7 @@ use http::header::{CONTENT_TYPE, EXPECT};
 use http::{Request, Response, StatusCode};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
+use super::mirrors::CopiedHead;
 use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpstreamTransport};
 use crate::authorize::buffered_body::{self, BufferedBody};
 use crate::downstream_state::Http2Downstream;
@@ -163,13 +164,31 @@ impl HttpDownstream for Http2Client {
         }
     }
 
+    fn copy_head(
+        &mut self,
+        state: &RequestState,
+        _routed: &RoutedRequest,
+        version: ClientProtocol,
+        changes: &RequestMutations,
+    ) -> Result<CopiedHead, ProxyError> {
+        let head = self.head.changed(changes)?;
+        if version == ClientProtocol::Http2 {
+            return heads::request_2_to_2(&head).map(CopiedHead::Http2);
+        }
+        let mut out = state.worker.scratch.borrow_mut();
+        let mut copied = Vec::new();
+        heads::request_2_to_1(&mut out, &head, state.info.framing, &mut copied)
+            .map_err(ProxyError::BadRequest)?;
+        Ok(CopiedHead::Http1(copied))
+    }
+
     fn is_complete(&self, _info: &RequestInfo) -> bool {
         self.is_bodyless
     }
 
     fn begin_body(&mut self, _session: &ClientSession, _keeps_head: bool) {}
 
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.stream.respond.poll_reset(cx).map(drop)
     }
 

@@ -81,17 +81,18 @@ async fn open(
     );
     let outcome = async {
         let io = connect(worker, chosen, introduction).await?;
-        let rewound = PrefixedIo::new(Bytes::new(), io);
+        // Nothing was read before. The wrapper counts the bytes by which the window grows.
+        let counted = PrefixedIo::new(Bytes::new(), io);
         let growth = WindowGrowth::begin(
             http2_settings::STREAM_WINDOW_MAX,
             flow_account.clone(),
-            rewound.read.clone(),
+            counted.read.clone(),
         );
         let failed = |e: h2::Error| ProxyError::Connect {
             why: format!("{}: HTTP/2: {e}", chosen.address),
         };
         let opened = http2_settings::http2_client(growth.stream_window())
-            .handshake::<_, Bytes>(rewound)
+            .handshake::<_, Bytes>(counted)
             .await
             .map_err(failed)?;
         Ok::<_, ProxyError>((opened, growth))

@@ -103,6 +103,8 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
                 .map_or_else(String::new, |http| http.path);
             *recorded.last.lock().unwrap() = Some(checks);
             recorded.checks.fetch_add(1, SeqCst);
+            // `/late` exceeds the authorizer's timeout, and `/reset` ends the stream without a
+            // response.
             match path.as_str() {
                 "/late" => std::future::pending().await,
                 "/reset" => return respond.send_reset(h2::Reason::INTERNAL_ERROR),
@@ -119,12 +121,15 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
                 .unwrap();
             let message = answer(&path).encode_to_vec();
             let prefix = [&[0][..], &(message.len() as u32).to_be_bytes()].concat();
+            // The frame's length and compression flag are valid, but its three bytes are no
+            // protobuf message.
             let data = if path == "/junk" {
                 b"\x00\x00\x00\x00\x03\xff\xff\xff".to_vec()
             } else {
                 [prefix, message].concat()
             };
             send.send_data(Bytes::from(data), false).unwrap();
+            // gRPC status 13 (INTERNAL) after a message that allows: the status decides.
             let status = if path == "/status" { "13" } else { "0" };
             let trailers: HeaderMap = [("grpc-status".parse().unwrap(), status.parse().unwrap())]
                 .into_iter()
@@ -601,6 +606,8 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
                 AuthorizationAction::Custom(named("ext-authz")),
                 vec![PolicyRule::default()],
             ),
+            // Ten bytes are less than `hello world, so`, so that one of the bodies below is cut
+            // off.
             Resource::Authorizer(Authorizer {
                 body_bytes: 10,
                 ..authorizer
@@ -611,6 +618,7 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
         let chunked = "POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello \r\n9\r\nworld, so\r\n0\r\n\r\n";
         let expects =
             "POST /x HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        // Body as one length, in two chunks beyond the limit, and after an interim response.
         for (request, more, body, want) in [
             (length, "", "hello", ("hello", "false")),
             (chunked, "", "hello world, so", ("hello worl", "true")),
@@ -635,6 +643,7 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
             let (text, partial) = shown();
             assert_eq!((text.as_str(), partial.as_str()), want, "{request}");
         }
+        // One MiB cannot have arrived whole when the first ten bytes are sent to the authorizer.
         let data = crate::origin::pattern(0, 1 << 20);
         let client = http2::connect(&fixture).await;
         let request = http::Request::post("http://web/x").body(()).unwrap();
@@ -682,11 +691,13 @@ async fn ext_authz_checks_are_bounded_and_made_once_per_request() {
         Resource::Workload(pod(TENANT, "web-8", dead().await, "web")),
         Resource::Workload(pod(TENANT, "web-9", dead().await, "web")),
     ]);
+    // One endpoint in three lives, so that ten requests almost surely meet a dead one first.
     for _ in 0..10 {
         assert_eq!(HttpClient::get(fixture.web, "/x").await.status, 200);
     }
     assert_eq!(seen.checks.load(SeqCst), 10);
     let web = fixture.web;
+    // More than the 256 checks that a tenant may have in flight.
     let late: Vec<_> = (0..300)
         .map(|_| tokio::spawn(async move { HttpClient::get(web, "/late").await.status }))
         .collect();
@@ -701,6 +712,8 @@ async fn ext_authz_checks_are_bounded_and_made_once_per_request() {
             &[&format!("result=\"{why}\"")],
         )
     };
+    // How many checks are beyond the limit depends on how many time out while others are still
+    // sent.
     assert!(
         failed("authorizer_busy") > 0.0
             && failed("authorizer_busy") + failed("authorizer_timeout") == 300.0

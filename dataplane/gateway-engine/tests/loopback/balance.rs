@@ -97,11 +97,13 @@ async fn rules_route_to_their_backends() {
         .await;
         (answer.status, answer.text())
     };
+    // Repeated, because round robin over both endpoints would hit the right one half of the time.
     for _ in 0..4 {
         assert_eq!(get("/v", "End-User: jason\r\n").await, (200, "v2".into()));
         assert_eq!(get("/v", "End-User: other\r\n").await, (200, "v1".into()));
         assert_eq!(get("/other/x", "").await, (200, "other".into()));
     }
+    // The flags are Envoy's; RR is Canal's own, for a rule that refuses.
     for (path, status, flag) in [
         ("/broken", 500, "RR"),
         ("/none", 503, "NC"),
@@ -416,11 +418,13 @@ async fn nothing_of_one_tenant_leads_to_another() {
     };
     rule.parent = key("beta", "web");
     fixture.apply(vec![Resource::Route(rule)]);
+    // The other tenant's pod claims to be an endpoint of this tenant's service.
     let mut spy = pod("beta", "spy", theirs.address, "web");
     spy.endpoints[0].service = key(TENANT, "web");
     fixture.apply(vec![Resource::Workload(spy)]);
     // A route to a backend of another tenant refuses its requests.
     assert_eq!(HttpClient::get(fixture.web, "/leak").await.status, 500);
+    // Twenty requests would reach the foreign endpoint at least once if it were in the set.
     for _ in 0..20 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.text(), "mine");
     }
@@ -454,6 +458,8 @@ async fn a_thousand_changes_under_load_fail_no_request() {
             })
         })
         .collect();
+    // Each kind of change comes 250 times: a subset, another weight, an endpoint that becomes
+    // unready or ready again, and no route.
     for n in 0..1000u32 {
         match n % 4 {
             0 => fixture.apply(vec![route(
@@ -479,8 +485,10 @@ async fn a_thousand_changes_under_load_fail_no_request() {
                 &[(ResourceKind::Route, "alpha/VirtualService/default/r/0")],
             ),
         }
+        // Requests run between two changes instead of only after the last.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    // Without requests beside the changes the test would show nothing.
     until("200 requests", || done.load(Ordering::SeqCst) > 200).await;
     stop.store(true, Ordering::SeqCst);
     for client in clients {

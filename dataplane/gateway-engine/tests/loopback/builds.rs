@@ -43,6 +43,7 @@ fn large(of: &str) -> Vec<Resource> {
         };
         let mut all: Vec<HttpMatch> = (0..22).map(regex).collect();
         let mut rest = prefix("/");
+        // After all the regexes, which have the indexes 0 to 21.
         rest.precedence.indexes = [99, 0];
         all.push(rest);
         Resource::Route(RouteRule {
@@ -61,6 +62,7 @@ fn large(of: &str) -> Vec<Resource> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),
@@ -132,6 +134,8 @@ async fn others_policies_are_in_force_before_one_tenants_large_tables() {
     fixture.apply(changes.1);
     assert_eq!(HttpClient::get(beta, "/").await.status, 403);
     let taken = started.elapsed();
+    // Behind the compilation of alpha's tables, which takes longer than this, the policy would be
+    // late.
     canal_timing::assert_time(
         "time until another tenant's DENY is in force behind large tables",
         taken,

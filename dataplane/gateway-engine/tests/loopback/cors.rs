@@ -123,12 +123,14 @@ async fn check(origin: &OriginServer, protocol: AppProtocol, over_http2: bool) {
         ],
     );
     assert!(!head.contains("content-type"), "{case}: {head}");
+    // The origin is not allowed: the preflight is answered, but grants nothing.
     let (status, head) = send("OPTIONS", vec![OTHER, METHOD]).await;
     assert!(
         status == 200 && !head.contains("access-control-") && head.contains("vary: origin\r\n"),
         "{case}: {head}"
     );
     assert_eq!(origin.requests(), before, "{case}: no endpoint is asked");
+    // The first origin matches the suffix of the policy, the second its regex.
     for allowed in ["https://w.a.example", "https://b7"] {
         let (status, head) = send("GET", vec![("Origin", allowed)]).await;
         assert_eq!(status, 200, "{case}");

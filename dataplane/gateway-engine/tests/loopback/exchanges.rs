@@ -53,8 +53,9 @@ async fn impatient(idle: Duration) -> (OriginServer, ReadCounts, UnboundedReceiv
 /// requests fail without a mesh too.
 #[test]
 fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
-    const TRIES: u64 = 300;
+    const REQUESTS: u64 = 300;
     local(|| async {
+        // Short, so that 300 rounds end soon, but much longer than the 2 ms around the close.
         let idle = Duration::from_millis(20);
         let (origin, seen, mut closed) = impatient(idle).await;
         let mesh = LoopbackMesh::new(EngineSetup::default());
@@ -63,7 +64,8 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
         let (mut failed_after, mut failed_beside) = (Vec::new(), Vec::new());
         // After a failed request no connection is open, so no close is reported.
         let mut is_open = false;
-        for n in 0..TRIES {
+        for n in 0..REQUESTS {
+            // The first request opens the connection, so no close precedes it.
             let is_after = n % 2 == 0 && n > 0;
             if is_after {
                 while closed.try_recv().is_ok() {}
@@ -78,7 +80,7 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
             } else {
                 // The requests are sent from 2 ms before the application closes to 2 ms after it.
                 tokio::time::sleep(
-                    idle - Duration::from_millis(2) + Duration::from_micros(n * 4000 / TRIES),
+                    idle - Duration::from_millis(2) + Duration::from_micros(n * 4000 / REQUESTS),
                 )
                 .await;
             }
@@ -100,26 +102,29 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
                 client = mesh.client("10.96.0.1:80").await;
             }
         }
+        // Label of a retry whose first attempt provably did not reach the application.
         let again = mesh
             .fixture
             .metric("canal_gateway_retries_total", &["upstream_undelivered"]);
         let failed = (failed_after.len(), failed_beside.len());
         println!(
-            "{TRIES} POSTs: {failed:?} failed after and beside a close, {again} sent again, {} connections",
+            "{REQUESTS} POSTs: {failed:?} failed after and beside a close, {again} sent again, {} connections",
             origin.connections()
         );
         assert!(
             failed_after.is_empty(),
             "{failed_after:?} {failed_beside:?}"
         );
+        // A tenth of the 150 POSTs that are sent around the close; without a mesh a few fail too.
         timed!(
             failed_beside.len() < 15,
             "few POSTs fail that are sent beside a close"
         );
         assert!(again > 0.0, "no POST met a close");
         let seen = seen.lock().unwrap();
+        // A POST that failed beside a close may or may not have been read.
         assert!(
-            seen.len() + failed_beside.len() >= TRIES as usize,
+            seen.len() + failed_beside.len() >= REQUESTS as usize,
             "{}",
             seen.len()
         );
@@ -204,7 +209,9 @@ fn an_early_success_does_not_cut_the_upload() {
 
 #[test]
 fn bytes_before_a_reset_arrive_through_tunnels() {
-    const SAID: usize = 100_000;
+    // Fits into the buffers between origin and client, because the client reads only after the
+    // reset.
+    const SENT: usize = 100_000;
     local(|| async {
         let (to_test, mut from_origin) = unbounded_channel();
         let origin = OriginServer::each(move |mut peer: Peer| {
@@ -213,7 +220,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
                 match peer.exactly(1).await.as_deref() {
                     // The origin sends much data and then resets.
                     Some(b"!") => {
-                        peer.write(&pattern(0, SAID)).await;
+                        peer.write(&pattern(0, SENT)).await;
                         // A reset would discard the data that is still in the origin's own kernel.
                         canal_net::copy::depart(
                             &mut peer.stream,
@@ -240,6 +247,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
             ..EngineSetup::default()
         });
         let _node = mesh.pod(10, "web-0", &origin).await;
+        // Each round races the reset against the bytes once more, in both directions.
         for _ in 0..4 {
             let mut client = mesh.client("10.96.0.1:80").await;
             client.send(b"!").await;
@@ -248,8 +256,8 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
             tokio::time::sleep(Duration::from_millis(500)).await;
             assert!(!client.closed().await, "a reset");
             assert!(
-                client.buffer == pattern(0, SAID),
-                "{} of {SAID} bytes",
+                client.buffer == pattern(0, SENT),
+                "{} of {SENT} bytes",
                 client.buffer.len()
             );
             let mut client = mesh.client("10.96.0.1:80").await;

@@ -124,6 +124,7 @@ async fn an_abort_needs_no_endpoint_and_is_authorized() {
 
 #[tokio::test]
 async fn delays_precede_the_times_of_the_rule_and_are_logged() {
+    // Short, since the test asserts only that the delays were not skipped.
     const TIME: Duration = Duration::from_millis(20);
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("access.log");
@@ -156,6 +157,7 @@ async fn delays_precede_the_times_of_the_rule_and_are_logged() {
     assert!(response.status == 200 && response.text().contains("hello"));
     assert_eq!(post_http2(&fixture, false).await.0, 200);
     let took = started.elapsed();
+    // The two requests ran one after the other, each with its own delay.
     assert!(took >= 2 * TIME, "{took:?}");
     let both = FaultPolicy {
         delay: delay(TIME),
@@ -169,6 +171,7 @@ async fn delays_precede_the_times_of_the_rule_and_are_logged() {
     };
     fixture.apply(vec![faulty_route(only_abort)]);
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 503);
+    // The third delay is that of `both`, whose abort follows it; `only_abort` has none.
     assert_eq!(fixture.metric(DELAYS, &DELAYED), 3.0);
     let lines = || std::fs::read_to_string(&log).unwrap_or_default();
     until("four lines", || lines().lines().count() >= 4).await;
@@ -178,6 +181,7 @@ async fn delays_precede_the_times_of_the_rule_and_are_logged() {
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .map(|line| line["response_flags"].clone())
         .collect();
+    // Envoy's flags: DI for an injected delay, FI for an injected abort.
     assert_eq!(flags, ["DI", "DI", "DI,FI", "FI"]);
 }
 

@@ -51,6 +51,7 @@ async fn begin_2(
 /// without a field that announces a body.
 async fn assert_without_content(fixture: &GatewayFixture, status: u16, case: &str) {
     let mut client = HttpClient::connect(fixture.web).await;
+    // The second request shows that the connection is at a message boundary after the first.
     for n in 0..2 {
         client.send(GET).await;
         let mut answer = client.answer().await.unwrap();
@@ -247,6 +248,7 @@ async fn expectations_of_http2_clients_reach_the_endpoint_which_answers_them() {
             "{protocol:?}: the endpoint's own refusal"
         );
         let requests = origin.requests();
+        // RFC 9110 knows only `100-continue`, so the gateway refuses other expectations itself.
         let other = Request::post("http://web/").header("expect", "200-ok");
         let (response, _send) = begin_2(&fixture, other, false).await;
         assert_eq!(
@@ -305,6 +307,8 @@ async fn an_upgrade_may_have_a_body_which_precedes_the_relay() {
                 let head = peer.head().await.unwrap().to_ascii_lowercase();
                 assert!(head.contains("connection: upgrade") && head.contains("upgrade: tcp"), "{head}");
                 let switch = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: tcp\r\nconnection: upgrade\r\n\r\nfirst";
+                // Both the switch before the body and the switch after it are legal for an
+                // endpoint.
                 if switches_early {
                     peer.write(switch).await;
                 }
@@ -324,6 +328,7 @@ async fn an_upgrade_may_have_a_body_which_precedes_the_relay() {
             );
             let (start, rest) = body.split_at(1);
             client.send(format!("{head}{start}").as_bytes()).await;
+            // Nothing announces that no byte comes, so the test can only wait a moment.
             let early =
                 tokio::time::timeout(std::time::Duration::from_millis(100), client.more()).await;
             assert!(
@@ -442,6 +447,8 @@ async fn bytes_after_a_response_without_content_reach_no_later_request() {
     let stray: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray";
     for head in [
         "HTTP/1.1 204 No Content\r\n\r\n",
+        // 43 is the length of `stray`: a gateway that read a body here would swallow exactly the
+        // stray bytes.
         "HTTP/1.1 304 Not Modified\r\ncontent-length: 43\r\n\r\n",
     ] {
         let (answered, written) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -538,6 +545,8 @@ async fn a_body_that_an_http2_endpoint_sends_for_head_is_dropped() {
     .await;
     let fixture = fixture(AppProtocol::Http2, &origin);
     let mut client = HttpClient::connect(fixture.web).await;
+    // The second round shows that the stray DATA broke neither the client's nor the endpoint's
+    // connection.
     for _ in 0..2 {
         client
             .send(b"HEAD /stray HTTP/1.1\r\nHost: web\r\n\r\n")

@@ -139,6 +139,7 @@ pub(crate) fn route(
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action,
     })
 }
@@ -231,6 +232,7 @@ impl GatewayFixture {
         let config = GatewayConfig {
             replica: "gw-1".into(),
             workers: setup.workers,
+            // Engines of tests that run in parallel would all be pinned to the same core.
             pin: false,
             hbone: setup.hbone,
             plain: std::iter::once(web).chain(setup.plain).collect(),

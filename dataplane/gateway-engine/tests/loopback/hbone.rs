@@ -272,6 +272,8 @@ impl FakeNode {
                             };
                             let reports = CloseReport::is_requested(&incoming.headers);
                             let mut down = incoming.accept(HeaderMap::new()).unwrap();
+                            // Only clients that ask for a report of the close get it; others get
+                            // a plain relay.
                             if reports {
                                 let (mut down, mut up) = reporting(down, up);
                                 both(&mut down, &mut up, &Meter::default(), None).await;
@@ -328,6 +330,7 @@ fn requests_pass_from_node_to_node() {
                 );
             }
         }
+        // Each authority has a client of its own.
         let seen = node.connects.take();
         assert_eq!(
             seen.len(),
@@ -353,6 +356,7 @@ fn requests_pass_from_node_to_node() {
             "connection_security_policy=\"mutual_tls\"",
             "destination_workload=\"web\"",
         ];
+        // Two clients with three requests each.
         mesh.fixture
             .until("istio_requests_total", &labels, 6.0)
             .await;
@@ -434,6 +438,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
         mesh.fixture.apply(vec![per_client()]);
         let node = mesh.pod(10, "web-0", &origin).await;
         let other = mesh.client_at(98);
+        // The second round reuses the connections of the first.
         for _ in 0..2 {
             for pool in [&mesh.pool, &other] {
                 let opened = pool
@@ -553,6 +558,8 @@ fn http2_and_upgrades_pass_through_tunnels() {
                 .unwrap()
                 .send_request(request, false)
                 .unwrap();
+            // More than HTTP/2's first window of 65,535 bytes, so that window updates must pass
+            // as well.
             let data = pattern(0, 200_000);
             http2::send_all(&mut body, data.clone().into(), false)
                 .await
@@ -620,6 +627,7 @@ fn connects_that_lead_nowhere_are_refused_as_ztunnel_would() {
                 503,
                 "unknown_destination",
             ),
+            // Ports of the mesh itself, at which a tunnel would lead back into a proxy.
             ("10.96.0.1:15008", 400, "illegal_port"),
             ("10.96.0.1:15001", 400, "illegal_port"),
         ] {
@@ -709,6 +717,7 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
         assert!(client.closed().await);
         assert_eq!(client.buffer, b"a,b");
         let (_, headers, _) = node.connects.borrow()[0].clone();
+        // 4711 is the client port that `LoopbackMesh::open` declares.
         let forwarded = format!(
             "for=\"{}:4711\";host=web.default.svc.cluster.local",
             mesh.address(CLIENT)
@@ -728,6 +737,7 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
                 1.0,
             )
             .await;
+        // The client sent `a` and `b`, each with CRLF; the origin `+hello` with CRLF and `a,b`.
         assert_eq!(
             mesh.fixture.metric("istio_tcp_received_bytes_total", &[]),
             6.0
@@ -820,6 +830,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
             peer.write(format!("{line}!\r\n").as_bytes()).await;
         })
         .await;
+        // The client stays silent, so this server is only reached after the default time.
         let mesh = LoopbackMesh::new(detecting(GatewayTimeouts::default().sniff));
         let _node = mesh.pod(10, "web-0", &mysql).await;
         let mut client = mesh.client("10.96.0.1:80").await;
@@ -933,6 +944,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         let begun = Instant::now();
         // Each of these tunnels may meet a GOAWAY at any moment, even as the first on its
         // connection.
+        // Two seconds in steps of 50 ms, which are about two intervals of the soft drain.
         for _ in 0..40 {
             let mut client = tunnel().await;
             client.send(request).await;

@@ -402,6 +402,8 @@ async fn an_answer_may_come_before_the_request_is_whole() {
 #[tokio::test]
 async fn bodies_of_10_mb_pass_byte_exact_both_ways() {
     const TOTAL: u64 = 10 << 20;
+    // Larger than a socket buffer and than a window, so that all have to be refilled several
+    // times.
     const STEP: usize = 256 << 10;
     let origin = OriginServer::each(|mut peer: Peer| async move {
         peer.head().await.unwrap();
@@ -615,6 +617,7 @@ async fn malformed_responses_become_502_and_truncated_ones_are_cut() {
         "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         "HTTP/2.0 200 OK\r\n\r\n",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
+        // A switch that the client did not ask for.
         "HTTP/1.1 101 Go\r\nupgrade: x\r\n\r\n",
         "garbage\r\n\r\n",
     ] {
@@ -693,7 +696,7 @@ async fn a_half_closed_client_still_gets_its_answer() {
 
 /// Most bytes that two pairs of socket buffers and the gateway may buffer of a body that is not
 /// read.
-const HELD_MAX: u64 = 32 << 20;
+const BUFFERED_MAX: u64 = 32 << 20;
 
 #[tokio::test]
 async fn a_slow_client_stops_the_upstream() {
@@ -715,10 +718,10 @@ async fn a_slow_client_stops_the_upstream() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(GET).await;
-    let held = settled(&sent).await;
+    let taken = settled(&sent).await;
     assert!(
-        (1..HELD_MAX).contains(&held),
-        "{held} bytes were taken for a client that reads nothing"
+        (1..BUFFERED_MAX).contains(&taken),
+        "{taken} bytes were taken for a client that reads nothing"
     );
 }
 
@@ -742,10 +745,10 @@ async fn a_slow_upstream_stops_the_client() {
             counted.fetch_add(part.len() as u64, Ordering::SeqCst);
         }
     });
-    let held = settled(&sent).await;
+    let taken = settled(&sent).await;
     assert!(
-        (1..HELD_MAX).contains(&held),
-        "{held} bytes were taken for an upstream that reads nothing"
+        (1..BUFFERED_MAX).contains(&taken),
+        "{taken} bytes were taken for an upstream that reads nothing"
     );
 }
 

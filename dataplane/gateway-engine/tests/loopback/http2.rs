@@ -165,6 +165,8 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
         (AppProtocol::Http2, two.address),
     ] {
         let fixture = GatewayFixture::new(setup(protocol), &[upstream]);
+        // More than HTTP/2's first window of 65,535 bytes, so that the gateway must also pass
+        // window updates.
         let data = pattern(0, 300_000);
         // These requests come from an HTTP/2 client.
         let client = connect(&fixture).await;
@@ -205,6 +207,8 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
                 "{protocol:?}: {field:?} not in {head}"
             );
         }
+        // An HTTP/1.1 endpoint gets one `Cookie` line; HTTP/2 may keep them apart (RFC 9113
+        // section 8.2.3).
         if protocol == AppProtocol::Http1 {
             assert!(
                 head.starts_with("POST /p?q=1 HTTP/1.1\r\nhost: web\r\n")
@@ -217,6 +221,8 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
         }
         // These requests come from an HTTP/1.1 client.
         let mut client = HttpClient::connect(fixture.web).await;
+        // The second request shows that the first left the client's connection at a message
+        // boundary.
         for _ in 0..2 {
             client
                 .send(
@@ -236,6 +242,7 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
             );
         }
     }
+    // Six requests of two clients reached it.
     assert_eq!(two.connections(), 1, "streams share a connection");
 }
 
@@ -305,6 +312,8 @@ async fn grpc_streams_both_ways_at_once_and_ends_with_its_status() {
         .send_request(request("POST", "/s/M", &fields), false)
         .unwrap();
     let mut body = response.await.unwrap().into_body();
+    // Each message waits for its echo, so a gateway that buffered a direction would block the
+    // first round.
     for n in 0..50u8 {
         send.send_data(Bytes::from(vec![n; 100]), false).unwrap();
         let mut got = Vec::new();
@@ -382,7 +391,9 @@ async fn resets_are_carried_both_ways() {
         .await
         .unwrap()
         .unwrap();
+    // The endpoint sees the reason of the client, not one of the gateway.
     assert_eq!(reason, Reason::CANCEL);
+    // DC is Envoy's flag for a client that ended the request.
     fixture
         .until("istio_requests_total", &["response_flags=\"DC\""], 1.0)
         .await;
@@ -419,6 +430,7 @@ async fn a_stream_that_is_not_read_stops_its_upstream_and_no_other_stream() {
         .unwrap();
     let _unread = response.await.unwrap();
     let held = settled(&sent).await;
+    // 8 MiB exceed what the windows and socket buffers of both connections take.
     assert!(held < 8 << 20, "{held}");
     for _ in 0..10 {
         let (response, _) = client
@@ -477,7 +489,7 @@ async fn requests_that_http1_could_misread_are_refused() {
     let one = OriginServer::echo().await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Http1), &[one.address]);
     let client = connect(&fixture).await;
-    /// One case: method, fields, status, reason.
+    /// One case: method, fields, status, and reason, which is empty if the request is forwarded.
     type Case = (
         &'static str,
         &'static [(&'static str, &'static str)],
@@ -530,6 +542,7 @@ async fn requests_that_http1_could_misread_are_refused() {
         let error = raw_request(&fixture, name, value).await;
         assert_eq!(error, Some(Reason::PROTOCOL_ERROR), "{name}");
     }
+    // Only the request with status 200 reached the endpoint.
     assert_eq!(one.requests(), 1);
 }
 
@@ -614,6 +627,7 @@ async fn floods_end_the_connection_and_are_counted() {
     // Rapid reset: pairs of HEADERS and RST_STREAM, faster than a server can process them.
     let mut stream = TcpStream::connect(fixture.web).await.unwrap();
     let mut bytes = PREFACE.to_vec();
+    // Far more than the 20 resets that may wait to be accepted (`RAPID_RESETS_MAX`).
     for n in 0..2000u32 {
         let id = (2 * n + 1).to_be_bytes();
         // A frame begins with length, type, flags and stream ID. HEADERS has GET, `/` and `http` of
@@ -636,6 +650,7 @@ async fn floods_end_the_connection_and_are_counted() {
             1.0,
         )
         .await;
+    // Until the limit is met, some requests pass before their RST_STREAM is read.
     assert!(
         one.requests() < 200,
         "{} requests of a flood reached the endpoint",
@@ -656,6 +671,7 @@ async fn floods_end_the_connection_and_are_counted() {
     }
     frame.truncate(9 + 0x4000);
     let flood = async {
+        // 16 MB are far more than a request head may have.
         for _ in 0..1000 {
             if stream.write_all(&frame).await.is_err() {
                 return;
@@ -700,6 +716,7 @@ async fn control_frames_are_not_read_while_replies_are_not_read() {
 async fn streams_that_force_resets_end_the_connection() {
     // "MadeYouReset": each stream is reset because of the client's own error, here a window
     // overflow.
+    // No response ends a stream, so that only the window overflow resets it.
     let one = OriginServer::each(|mut peer: Peer| async move {
         peer.request().await;
         std::future::pending::<()>().await;
@@ -717,12 +734,15 @@ async fn streams_that_force_resets_end_the_connection() {
         let id = (2 * n + 1).to_be_bytes();
         let mut bytes = vec![0, 0, 8, 1, 0x5];
         bytes.extend_from_slice(&id);
+        // HEADERS as in the flood above, then a WINDOW_UPDATE by the maximum, which overflows the
+        // window.
         bytes.extend_from_slice(&[0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b', 0, 0, 4, 8, 0]);
         bytes.extend_from_slice(&id);
         bytes.extend_from_slice(&0x7fff_ffffu32.to_be_bytes());
         if write.write_all(&bytes).await.is_err() {
             break;
         }
+        // The gateway resets streams as it reads them; the pauses let it keep up with the writes.
         if n % 20 == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

@@ -86,6 +86,7 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
     let split = RouteAction::Split(vec![to("web", &[], 1)]);
     vec![
         Resource::Ingress(IngressGateway {
+            trusted_proxies: 0,
             key: key(TENANT, GATEWAY),
             id: ServiceId::new(40).unwrap(),
             listeners: listeners.iter().map(listener).collect(),
@@ -197,6 +198,7 @@ async fn the_server_name_selects_the_listener_and_its_certificate() {
     ]);
     all.extend([www.resource.clone(), wild.resource.clone()]);
     https.fixture.apply(all);
+    // The listener `closed` names no certificate, and `pending` one that does not exist yet.
     let trusted = [&www, &wild];
     for (name, expected) in [
         ("www.example.com", &www),
@@ -207,6 +209,8 @@ async fn the_server_name_selects_the_listener_and_its_certificate() {
         assert_eq!(presented(&stream), expected.der, "{name}");
     }
     for (name, alert, reason) in [
+        // The suffix `.example.com` does not include `example.com` itself; an empty name sends no
+        // SNI.
         ("other.test", "UnrecognisedName", "unrecognized_name"),
         ("example.com", "UnrecognisedName", "unrecognized_name"),
         ("", "UnrecognisedName", "unrecognized_name"),
@@ -248,6 +252,7 @@ async fn a_request_for_another_listener_than_that_of_its_connection_is_misdirect
     all.extend([www.resource.clone(), wild.resource.clone()]);
     https.fixture.apply(all);
     let trusted = [&www, &wild];
+    // HTTP/1.1: 421 if another listener serves the host, 404 if none does.
     for (name, host, expected) in [
         ("www.example.com", "www.example.com", 200),
         ("www.example.com", "WWW.example.com:443", 200),
@@ -277,6 +282,7 @@ async fn a_request_for_another_listener_than_that_of_its_connection_is_misdirect
     }
     let labels = ["reason=\"misdirected\""];
     let counted = "canal_gateway_refused_requests_total";
+    // Two over HTTP/1.1 and one over HTTP/2.
     https.fixture.until(counted, &labels, 3.0).await;
 }
 
@@ -324,6 +330,7 @@ async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
         let sent = sent.clone();
         async move { until("requests run", || sent.load(Ordering::Relaxed) >= count).await }
     };
+    // Connections with the first certificate are open and idle when it is replaced.
     beyond(100).await;
     https.fixture.apply(vec![second.resource.clone()]);
     let stream = https

@@ -87,6 +87,7 @@ async fn draining_finishes_requests_and_closes_idle_connections() {
 
 #[tokio::test]
 async fn no_request_is_lost_when_draining_under_load() {
+    // Slow enough that requests are in flight at each moment of the drain.
     let origin = slow(Duration::from_millis(2)).await;
     let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let (stop, answered) = (
@@ -123,7 +124,9 @@ async fn no_request_is_lost_when_draining_under_load() {
             })
         })
         .collect();
+    // All clients send by then.
     until("load", || answered.load(Ordering::SeqCst) > 100).await;
+    // Requests take 2 ms, so the drain ends long before it is forced.
     fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
     assert!(fixture.join_workers(Duration::from_secs(8)).await);
     stop.store(true, Ordering::SeqCst);
@@ -158,6 +161,7 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
     assert_eq!(answer.status(), 200);
     let mut body = answer.into_body();
     assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    // GOAWAY is sent first with the highest stream ID, so the client learns of it a little later.
     // After GOAWAY no stream can be opened.
     let gone = async {
         loop {
@@ -193,6 +197,7 @@ async fn open_work_is_forced_after_the_timeout() {
 async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     let origin = slow(Duration::from_millis(2)).await;
     let times = GatewayTimeouts {
+        // The idle client waits for this time; the default of 4 s would prolong the test.
         drain_idle: Duration::from_millis(700),
         ..GatewayTimeouts::default()
     };
@@ -239,6 +244,7 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     fixture
         .until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0)
         .await;
+    // More than the four clients, so connections that were opened during the drain close as well.
     until("responses that close their connections", || {
         closed.load(Ordering::SeqCst) > 10
     })
@@ -247,6 +253,8 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     // Once the soft drain has ended, no response closes its connection.
     settled(&closed).await;
     let before = closed.load(Ordering::SeqCst);
+    // Nothing announces that no more responses close; four clients send about a thousand requests
+    // in it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(
         closed.load(Ordering::SeqCst),
@@ -299,6 +307,8 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
     // After the drain is revoked, a new connection is kept open.
     fixture.engine.set_soft_drain(false);
     let client = connect(&fixture).await;
+    // About one interval of the soft drain (1 s), after which a drain that still ran would close
+    // it.
     for _ in 0..3 {
         let (response, _) = client
             .clone()
@@ -310,6 +320,7 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
         assert_eq!(response.await.unwrap().status(), 200);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
+    // One connection is open, of two that were accepted.
     assert_eq!(fixture.engine.sessions(), (1, 2));
 }
 

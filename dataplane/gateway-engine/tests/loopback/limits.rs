@@ -329,9 +329,11 @@ async fn is_throttled(service: Option<&str>) -> bool {
     fixture.apply(vec![throttle(service, 1, 3)]);
     let begun = Instant::now();
     let mut statuses = Vec::new();
+    // The burst of three passes, and within a second the throttle grants no fourth.
     for _ in 0..5 {
         client.send(GET).await;
         let answer = client.answer().await.unwrap();
+        // A tenth of a second is left for the request to be decided before the next token.
         if begun.elapsed() > Duration::from_millis(900) {
             return false;
         }
@@ -372,6 +374,7 @@ async fn is_throttled(service: Option<&str>) -> bool {
             response.status().as_u16(),
             response.headers()["grpc-status"].to_str().unwrap()
         ),
+        // gRPC status 8 is RESOURCE_EXHAUSTED.
         (200, "8")
     );
     // Once the throttle is removed, nothing is refused.
@@ -400,6 +403,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
                 let web = fixture.web;
                 tokio::spawn(async move {
                     let (mut client, mut passed) = (HttpClient::connect(web).await, 0);
+                    // Two seconds admit 400 requests, beside which the burst of 20 is small.
                     while begun.elapsed() < Duration::from_secs(2) {
                         client.send(GET).await;
                         passed += usize::from(client.answer().await.unwrap().status == 200);
@@ -416,6 +420,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
         let passed = f64::from(u32::try_from(passed).unwrap());
         assert!(
             // The throttle has a burst of 20.
+            // 1.1 is the bound that the tier promises for a throttle as a whole.
             passed <= 1.1 * limit + 20.0,
             "{workers} workers: {passed} of {limit}"
         );
@@ -465,6 +470,7 @@ async fn replica_lets_through_its_part_of_a_throttle() {
         Resource::Replica(replica),
         Resource::Address(address),
         Resource::Table(table),
+        // A quarter of it is 1 request per second and a burst of 10.
         throttle(Some("web"), 4, 40),
     ]);
     let mut client = HttpClient::connect(fixture.web).await;
@@ -476,6 +482,7 @@ async fn replica_lets_through_its_part_of_a_throttle() {
     // The replica's part of the rate is one per second.
     let refilled = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!(
+        // Elapsed seconds are rounded down, so that one more request may have been refilled.
         (9..=12 + refilled).contains(&passed),
         "a quarter of the burst of 40, not {passed}"
     );

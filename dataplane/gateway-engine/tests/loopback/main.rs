@@ -22,6 +22,7 @@ mod https_listeners;
 mod interim;
 mod lifecycle;
 mod limits;
+mod mirrors;
 mod observability;
 mod paths;
 mod policies;

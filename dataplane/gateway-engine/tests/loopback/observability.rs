@@ -99,6 +99,7 @@ async fn the_access_log_has_a_line_per_request() {
             &line["bytes_received"],
             &line["bytes_sent"]
         ),
+        // `hello` was received, and `x` sent.
         (&200.into(), &5.into(), &1.into())
     );
     assert_eq!(line["upstream_host"], origin.address.to_string());
@@ -185,6 +186,7 @@ async fn hop_headers_of_clients_reach_no_application() {
         ("x-kept", "yes"),
     ];
     for (protocol, origin) in [(AppProtocol::Http1, &one), (AppProtocol::Http2, &two)] {
+        // `proto` is the value that applications get in either setting.
         for (forwarded, proto) in [
             (ForwardedHeaders::default(), "http"),
             (
@@ -303,6 +305,8 @@ async fn tokens_are_in_neither_log_nor_tap() {
     fixture.apply(vec![Resource::Authentication(Authentication {
         key: crate::policies::named("jwt"),
         target: PolicyTarget::Service(crate::fixture::key(TENANT, "other")),
+        // A rule with tokens in unusual parameters, for another service: names are redacted
+        // tenant-wide.
         rules: vec![rule_of_odd_places()],
         broken: None,
     })]);
@@ -334,6 +338,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         .await
         .unwrap();
     let mut dump_text = String::new();
+    // One message per request.
     for _ in 0..2 {
         dump_text += std::str::from_utf8(
             &tokio::time::timeout(
@@ -361,6 +366,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         "twice in the tap, twice in the log: {dump_text}"
     );
     assert_eq!(
+        // The existing file gets the mode that a new one would have.
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o640
     );

@@ -92,6 +92,7 @@ async fn route_for_a_path_admits_nothing_beside_it() {
         ],
     )
     .await;
+    // A routed path is only compared: its odd forms are routed or not, but none is refused.
     assert_eq!(
         fixture.metric(
             "canal_gateway_refused_requests_total",
@@ -152,6 +153,7 @@ async fn endpoint_gets_the_path_that_was_routed_and_authorized() {
         &fixture,
         &[
             ("/public/%61dmin", 403, ""),
+            // Each escape or `..` leads to `/public/admin`, which the policy denies.
             ("/public/x/../admin", 403, ""),
             ("/public/admin/../x", 200, "/public/x"),
             ("/admin/../public/x", 200, "/public/x"),
@@ -193,6 +195,8 @@ async fn policies_refuse_parameters_and_other_encodings_unless_the_service_allow
         AuthorizationAction::Deny,
         vec![rule(vec![admin])],
     )]);
+    // Parameters, an escaped parameter, overlong UTF-8 of `..` and `/`, and a byte that is not
+    // UTF-8.
     let odd = [
         "/admin;x",
         "/admin;/",

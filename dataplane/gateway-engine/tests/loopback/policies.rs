@@ -95,6 +95,7 @@ async fn requests_are_authorized_in_their_forwarded_form() {
         ("/x/%2e%2e/admin?q", 403, ""),
         ("/a//b?y=//", 200, "/a/b?y=//"),
         ("/admin/../x", 200, "/x"),
+        // Two servers would read these differently.
         ("/a%2Fadmin", 400, ""),
         ("/..", 400, ""),
         ("/a%00", 400, ""),
@@ -122,6 +123,7 @@ async fn requests_are_authorized_in_their_forwarded_form() {
                 "policy=\"default/no-admin\""
             ]
         ),
+        // The five paths above with 403, and below, the three with 200 and the three with 400.
         5.0
     );
     assert_eq!(
@@ -195,6 +197,8 @@ async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[web.address]);
     let has_canary = ValueMatch {
         name: "cookie".into(),
+        // The usual regex for one cookie in Envoy's configuration, which needs all cookies in one
+        // value.
         value: TextMatch::Regex("^(.*?;\\s*)?(canary=yes)(;.*)?$".into()),
     };
     fixture.apply(vec![
@@ -226,6 +230,7 @@ async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
         policy(
             "banned",
             AuthorizationAction::Deny,
+            // The value exists only if both lines are joined.
             vec![rule(vec![clause(
                 Attribute::Header("cookie".into()),
                 &["a=1; banned=1"],
@@ -298,6 +303,7 @@ async fn both_http_versions_and_grpc_are_denied_in_their_own_ways() {
     );
     let headers = vec![
         clause(Attribute::Header("x-role".into()), &["admin"]),
+        // Hosts are compared without regard to case.
         clause(Attribute::Host, &["WEB"]),
     ];
     fixture.apply(vec![policy(
@@ -329,10 +335,12 @@ async fn both_http_versions_and_grpc_are_denied_in_their_own_ways() {
             grpc.status().as_u16(),
             grpc.headers()["grpc-status"].to_str().unwrap()
         ),
+        // gRPC status 7 is PERMISSION_DENIED.
         (200, "7")
     );
     let allowed = request_with(&[
         ("x-role", "admin"),
+        // Only gateways may set `canal-source`; from a client it must neither count nor pass.
         ("canal-source", "spiffe://alpha.example/ns/default/sa/root"),
     ])
     .await;
@@ -413,7 +421,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     ]);
     assert_eq!(HttpClient::get(fixture.web, "/db").await.status, 200);
     // A policy of the dialled service applies on both routes; one of db only on the route to db.
-    for (target, inside, beside) in [("web", 403, 403), ("db", 200, 403)] {
+    for (target, on_web, on_db) in [("web", 403, 403), ("db", 200, 403)] {
         fixture.apply(vec![Resource::Authorization(of(
             "none",
             AuthorizationAction::Deny,
@@ -425,7 +433,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
                 HttpClient::get(fixture.web, "/x").await.status,
                 HttpClient::get(fixture.web, "/db").await.status
             ),
-            (inside, beside),
+            (on_web, on_db),
             "{target}"
         );
     }
@@ -523,6 +531,7 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
                 "canal_gateway_refused_connects_total",
                 &["reason=\"denied\""]
             ),
+            // Three cases of `identity_cases` deny.
             3.0
         );
         assert_eq!(
@@ -580,6 +589,7 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
         assert_eq!(request_with().await, 403, "nobody said anything of it");
         for (rules, want) in [
             (
+                // Only a rule that names the foreign trust domain counts for a federated client.
                 policy(
                     "who",
                     AuthorizationAction::Allow,
@@ -610,6 +620,7 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
         mesh.fixture
             .change(vec![], &[(ResourceKind::Bundle, "alpha/beta.example")]);
         mesh.trust.replace([own]).unwrap();
+        // The open connection is cut as well, since its peer's trust has ended.
         assert!(!client.closed().await, "they federate no more");
     });
 }
@@ -721,6 +732,7 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         .await
         .expect("an end within 10 s");
     assert!(cut.unwrap().is_err());
+    // 100 bytes are announced and one is sent, so the request stays open with its head retained.
     let mut posted = open("POST /stay HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nx").await;
     fixture.apply(vec![policy(
         "third",
@@ -738,13 +750,11 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         let more = tokio::time::timeout(Duration::from_millis(300), client.more()).await;
         assert!(more.is_err(), "it lives on");
     }
-    assert!(
-        tokio::time::timeout(Duration::from_millis(100), kept.data())
-            .await
-            .is_err()
-    );
+    let more = tokio::time::timeout(Duration::from_millis(100), kept.data()).await;
+    assert!(more.is_err());
     assert_eq!(
         fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]),
+        // Two of `first` by the second policy, the POST by the first, and the HTTP/2 stream.
         4.0
     );
     fixture
@@ -794,6 +804,7 @@ fn relays_are_reauthorized_when_policies_change() {
             AuthorizationAction::Deny,
             vec![account("default/client")],
         )]);
+        // A reset, since an orderly end would make the client believe that it has everything.
         assert!(!client.closed().await, "cut, not ended");
         mesh.fixture
             .until(

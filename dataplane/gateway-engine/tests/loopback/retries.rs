@@ -287,6 +287,7 @@ async fn a_missing_response_is_a_reset() {
         let count = count.clone();
         async move {
             while let Some((_, body)) = peer.request().await {
+                // Odd requests get no response, so each POST needs its one retry.
                 if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                     return;
                 }
@@ -303,6 +304,7 @@ async fn a_missing_response_is_a_reset() {
         let (status, echo) = post_http1(&fixture, b"hello", is_chunked).await;
         assert_eq!((status, &echo[..]), (200, &b"hello"[..]));
     }
+    // One for each framing.
     assert_eq!(retries(&fixture, "upstream_closed"), 2.0);
 
     let count = Arc::new(AtomicUsize::new(0));
@@ -391,6 +393,7 @@ async fn an_attempt_that_takes_too_long_is_made_elsewhere() {
 
 #[tokio::test]
 async fn a_storm_of_retries_stays_within_its_budget() {
+    // A fifth of it, the part that may be retries, is eight; the budget's minimum is three.
     const CLIENTS: usize = 40;
     let origin = OriginServer::fixed("HTTP/1.1 503 S\r\ncontent-length: 4\r\n\r\nfail").await;
     // Whoever gets a retry keeps it until its client leaves.
@@ -400,6 +403,7 @@ async fn a_storm_of_retries_stays_within_its_budget() {
         ..policy(9, &[], &[503])
     };
     let fixture = gateway(EngineSetup::default(), &[origin.address], waiting);
+    // The second round shows that the budget of the first was returned.
     for round in 1..=2 {
         let granted_before = retries(&fixture, "retriable_response");
         let refused_before = refused(&fixture, "retry_budget");

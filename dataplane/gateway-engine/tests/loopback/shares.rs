@@ -89,7 +89,9 @@ fn bare_connections_of_one_tenant_block_no_other() {
             limits: small(),
             ..EngineSetup::default()
         });
+        // More than `small` admits without authentication.
         let flooded = flood(mesh.gateway[0], 100, b"").await;
+        // Some of these would fail if the flood's connections displaced those of others.
         for _ in 0..10 {
             assert!(
                 connects(&mesh, "beta").await,
@@ -317,6 +319,7 @@ async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_s
     };
     alpha
         .shares
+        // 60 % are 36 of the 60 connections, which is more than the 30 that are open.
         .set(ShareKind::GatewayConnections, Share::Percent(60));
     fixture.apply(vec![Resource::Tenant(alpha)]);
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
@@ -408,6 +411,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     // The requests of the greedy clients are queued before the others ask.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (mut asked, mut times) = (0, Vec::new());
+    // Two rounds, since the first request of each tenant also opens its upstream connection.
     for round in 0..2 {
         for address in &addresses[1..] {
             asked += 1;
@@ -441,7 +445,9 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     );
     let cpu = fixture.metric("canal_gateway_cpu_seconds_total", &["tenant=\"alpha\""]);
     assert!(cpu > 0.0);
+    // Of four seconds in which the tenant kept its worker busy.
     timed!(cpu > 0.1, "a greedy tenant is charged for its time");
+    // `t7` is any of the others.
     assert!(fixture.metric("canal_gateway_cpu_seconds_total", &["tenant=\"t7\""]) > 0.0);
 }
 
@@ -502,7 +508,7 @@ async fn write_until_stuck(stream: &mut (impl AsyncWrite + Unpin), stalls: &Atom
 }
 
 /// Most bytes that the gateway may buffer for one connection whose server stalls.
-const HELD_MAX: usize = 2 << 20;
+const BUFFERED_MAX: usize = 2 << 20;
 
 #[test]
 fn stalled_server_of_a_tunnel_makes_the_gateway_hold_little() {
@@ -523,7 +529,7 @@ fn stalled_server_of_a_tunnel_makes_the_gateway_hold_little() {
             let beside = canal_wire::hbone::CLIENT_SEND_BUFFER + 2 * SERVER_BUFFER;
             assert!(taken >= fast, "{taken} of {fast}");
             assert!(
-                taken - fast <= HELD_MAX + beside,
+                taken - fast <= BUFFERED_MAX + beside,
                 "{} held after {fast}",
                 taken - fast
             );
@@ -562,7 +568,7 @@ async fn stalled_server_of_an_http2_request_makes_the_gateway_hold_little() {
         // The server also counts the head and the chunk headers.
         assert!(taken + (1 << 20) >= fast, "{taken} of {fast}");
         assert!(
-            taken.saturating_sub(fast) <= HELD_MAX + 2 * SERVER_BUFFER,
+            taken.saturating_sub(fast) <= BUFFERED_MAX + 2 * SERVER_BUFFER,
             "{} held after {fast}",
             taken - fast
         );

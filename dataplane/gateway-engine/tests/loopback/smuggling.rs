@@ -66,6 +66,7 @@ async fn every_request_of_the_table_has_its_expected_result() {
             RequestWant::Refuse(refusal) | RequestWant::RefuseBody(refusal) => {
                 refused += 1;
                 let name = format!("reason=\"{}\"", refusal.name());
+                // A client that ends within its body may be closed without an answer.
                 if refusal != MessageRefusal::TruncatedBody {
                     let answer = answer.unwrap_or_else(|| panic!("{}: no answer", case.name));
                     assert_eq!(
@@ -122,6 +123,7 @@ async fn every_request_of_the_table_has_its_expected_result() {
             }
         }
     }
+    // A filter or a table that leaves nearly no case would make the test pass in vain.
     assert!(
         refused >= 60 && passed >= 10,
         "{refused} refused, {passed} passed"

@@ -73,6 +73,8 @@ impl ElevenTenants {
 
 #[tokio::test]
 async fn connections_at_work_of_ten_tenants_leave_some_to_an_eleventh() {
+    // The proportions of the default limits: a tenant has a half, and a fifth may be
+    // unauthenticated.
     let limits = GatewayLimits {
         connections: 320,
         tenant_connections: 160,
@@ -96,16 +98,19 @@ async fn connections_at_work_of_ten_tenants_leave_some_to_an_eleventh() {
         }
         counts.push(at_work.len() - before);
     }
+    // The first tenant fills its share; each later one gets a part of what is left.
     assert!(
         counts[0] == 160 && counts.iter().all(|count| *count > 0),
         "{counts:?}"
     );
+    // One request of the eleventh tenant suffices, since a refusal would be a closed connection.
     tenants.assert_served(1).await;
     assert_eq!(
         tenants.fixture.metric(
             "canal_gateway_refused_connections_total",
             &["tenant_connections"]
         ),
+        // Each greedy tenant has met its limit once.
         10.0,
         "{counts:?}"
     );
@@ -155,7 +160,9 @@ async fn silent_connections_of_ten_tenants_leave_some_to_an_eleventh() {
 
 #[tokio::test]
 async fn requests_in_flight_of_ten_tenants_leave_some_to_an_eleventh() {
+    // More than the 24 requests that one tenant may have in flight.
     const EACH: usize = 30;
+    // The proportions of the default limits: a tenant may have two fifths.
     let limits = GatewayLimits {
         requests: 60,
         tenant_requests: 24,
@@ -179,6 +186,7 @@ async fn requests_in_flight_of_ten_tenants_leave_some_to_an_eleventh() {
         .until(
             "canal_gateway_refused_requests_total",
             &[],
+            // Sixty requests at most are in flight, so all others were refused.
             (GREEDY * EACH - 60) as f64,
         )
         .await;

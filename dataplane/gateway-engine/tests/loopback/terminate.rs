@@ -157,13 +157,16 @@ fn termination(clients: ClientCertificates, required: bool, broken: Option<Strin
 async fn tls_ends_under_the_services_names_beside_plaintext() {
     let tls_client = TlsClientHandshake::new(AppProtocol::Http1, &OriginServer::echo().await);
     let config = tls_client.config(None, &[]);
+    // A client with TLS fails (status 0) while the port has no termination.
     assert_eq!(tls_client.status(&config, NAME).await, 0, "TLS is no HTTP");
+    // The last argument is whether plaintext is refused; here it is accepted beside TLS.
     tls_client.ends(ClientCertificates::None, false);
     let mut client = tls_client.connect(&config, NAME).await.unwrap();
     assert_eq!(
         client.stream.get_ref().1.handshake_kind(),
         Some(HandshakeKind::Full)
     );
+    // Several requests show that the connection stays usable after the first response.
     for _ in 0..3 {
         client
             .send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello")
@@ -181,6 +184,7 @@ async fn tls_ends_under_the_services_names_beside_plaintext() {
         Some(HandshakeKind::Resumed),
         "a client without a certificate may resume"
     );
+    // A short name of the service is one of its names as well.
     assert_eq!(tls_client.status(&config, "web.default").await, 200);
     assert_eq!(tls_client.status(&config, OTHER).await, 0);
     tls_client
@@ -193,6 +197,7 @@ async fn tls_ends_under_the_services_names_beside_plaintext() {
         .await;
     let plain = HttpClient::get(tls_client.fixture.web, "/x").await;
     assert!(plain.status == 200 && plain.text().contains("x-forwarded-proto: http\r\n"));
+    // From here on, plaintext is refused.
     tls_client.ends(ClientCertificates::None, true);
     assert_eq!(tls_client.status(&config, NAME).await, 200);
     assert!(
@@ -245,6 +250,7 @@ impl HttpClient {
 async fn clients_present_certificates_where_required_or_optional() {
     let tls_client = TlsClientHandshake::new(AppProtocol::Http1, &OriginServer::echo().await);
     let foreign = TestCa::new("nobody");
+    // The numbers are the serials of the certificates; 7 is revoked below.
     let (none, own, other) = (
         tls_client.config(None, &[]),
         tls_client.config(Some((&tls_client.ca, 7)), &[]),
@@ -290,6 +296,7 @@ async fn clients_present_certificates_where_required_or_optional() {
                 "response_code=\"200\""
             ]
         ),
+        // One for each mode that requests a certificate.
         2.0
     );
     // The certificate is revoked while the client is connected.
@@ -416,6 +423,7 @@ async fn http2_and_bytes_pass_through_tls() {
     assert_eq!(client.stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (mut send, connection) = h2::client::handshake(client.stream).await.unwrap();
     tokio::spawn(connection);
+    // More than an HTTP/2 window and many TLS records of 16 KiB.
     let data = crate::origin::pattern(0, 3 << 20);
     let (response, mut body) = send
         .send_request(
@@ -443,6 +451,7 @@ async fn http2_and_bytes_pass_through_tls() {
         .await
         .unwrap();
     assert_eq!(client.line().await, "first", "the server may send first");
+    // Many TLS records, so that a line crosses their boundaries.
     let long = "x".repeat(1 << 20);
     client.send(format!("{long}\r\n").as_bytes()).await;
     assert_eq!(client.line().await, long);

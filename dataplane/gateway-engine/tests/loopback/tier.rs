@@ -14,7 +14,9 @@ use canal_hbone::{
     TunnelTarget, serve,
 };
 use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
-use canal_model::authorization::{Attribute, AuthorizationAction, PolicyTarget};
+use canal_model::authorization::{
+    Attribute, AttributeMatch, AuthorizationAction, Clause, PolicyTarget,
+};
 use canal_model::ids::ServiceId;
 use canal_model::program::*;
 use canal_net::copy::{Meter, both};
@@ -66,6 +68,7 @@ impl TierNetns {
             pods: [ProcessNetns::new(), ProcessNetns::new()],
         };
         let replica = &net.replica;
+        // The client's socket is opened in the replica's namespace, so its address is there too.
         for own in [format!("{OWN}/32"), format!("{CLIENT}/32")] {
             replica.ip(&format!("addr add {own} dev lo"));
         }
@@ -88,6 +91,8 @@ impl TierNetns {
             // received the query.
             replica.ip(&format!("addr add fe80::1/64 dev {part}0 nodad"));
             pods.ip(&format!("route add {OWN6}/128 via fe80::1 dev {part}1"));
+            // The replica marks a connection to an endpoint with the tenant's VNI; the mark
+            // selects the table, because both tenants use the same pod address.
             let vni = n + 1;
             replica.ip(&format!("rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!("-6 rule add fwmark {vni} lookup {}", 100 + vni));
@@ -156,6 +161,8 @@ impl ReplicaFixture {
             v6: Some(OWN6.parse().unwrap()),
         };
         let tier = CloudTierConfig {
+            // The services' own port: the tests have no program that steers sessions to port
+            // 15009.
             plain: "[::]:80".parse().unwrap(),
             sources,
         };
@@ -170,6 +177,8 @@ impl ReplicaFixture {
             &[],
         );
         let http = |port| [(port, AppProtocol::Http1)];
+        // The tier's service in the tenant, at whose address a node reaches pods without a
+        // service.
         let mut own = service_with_id(TENANT, "gateway", TIER, "10.96.0.5", &[]);
         if let Resource::Service(service) = &mut own {
             service.key = "alpha/canal-system/gateway".parse().unwrap();
@@ -191,6 +200,7 @@ impl ReplicaFixture {
             Resource::Address(address),
             tunnelled(pod(TENANT, "web-0", pod_at, "web"), tunnel),
             tunnelled(pod(BETA, "web-0", pod_at, "web"), tunnel),
+            // Makes the client's address known as a workload; its port is never dialled.
             Resource::Workload(pod(
                 TENANT,
                 "client",
@@ -278,6 +288,11 @@ async fn plain(to: SocketAddr) -> std::io::Result<String> {
 
 /// Sends a GET for a host, and returns the whole answer.
 async fn plain_answer(to: SocketAddr, host: &str) -> std::io::Result<String> {
+    answer_with_headers(to, host, "").await
+}
+
+/// `headers` are whole lines.
+async fn answer_with_headers(to: SocketAddr, host: &str, headers: &str) -> std::io::Result<String> {
     let options = ConnectOptions {
         bind: Some(SocketAddr::new(CLIENT.into(), 0)),
         ..ConnectOptions::default()
@@ -291,7 +306,7 @@ async fn plain_answer(to: SocketAddr, host: &str) -> std::io::Result<String> {
         .await
         .map_err(|e| std::io::Error::other(e.to_string()))?;
     // A reset is reported only once, by the write if it came before the write.
-    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).await?;
@@ -327,6 +342,7 @@ fn gateway() -> Vec<Resource> {
     let to_web = RouteAction::Split(vec![backend]);
     vec![
         Resource::Ingress(IngressGateway {
+            trusted_proxies: 0,
             key: key(TENANT, "public.gateway"),
             id: ServiceId::new(GATEWAY).unwrap(),
             listeners: vec![
@@ -446,6 +462,67 @@ fn policies_that_select_a_gateway_or_its_namespace_apply_at_it() {
                 "{namespace} {gateway:?}: {answer}"
             );
         }
+        // A policy of a root namespace names the Gateways of a class one by one.
+        for (name, want) in [
+            ("public.gateway", "HTTP/1.1 403 "),
+            ("other.gateway", "HTTP/1.1 200 "),
+        ] {
+            let mut of_gateway = denies("default", None);
+            if let Resource::Authorization(policy) = &mut of_gateway {
+                policy.target = PolicyTarget::Service(key(TENANT, name));
+            }
+            fixture.apply(vec![of_gateway]);
+            let answer = plain_answer(to, "shop.example.com").await.unwrap();
+            assert!(answer.starts_with(want), "{name}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn remote_addresses_are_those_before_trusted_proxies() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        let to = service_address(GATEWAY, 80);
+        let offices = Clause {
+            attribute: Attribute::RemoteAddress,
+            any: vec![AttributeMatch::Network("203.0.113.0/24".parse().unwrap())],
+            none: vec![],
+        };
+        let mut allows = policy(
+            "offices",
+            AuthorizationAction::Allow,
+            vec![rule(vec![offices])],
+        );
+        if let Resource::Authorization(policy) = &mut allows {
+            policy.target = PolicyTarget::Service(key(TENANT, "public.gateway"));
+        }
+        let office = "X-Forwarded-For: 203.0.113.9\r\n";
+        // The client claims to be in the office, and its proxy appends its true address.
+        let forged = "X-Forwarded-For: 203.0.113.9, 198.51.100.4\r\n";
+        for (proxies, headers, want) in [
+            (0, office, "HTTP/1.1 403 "),
+            (1, office, "HTTP/1.1 200 "),
+            (1, forged, "HTTP/1.1 403 "),
+            (1, "X-Forwarded-For: nobody\r\n", "HTTP/1.1 403 "),
+            (1, "", "HTTP/1.1 403 "),
+            (2, forged, "HTTP/1.1 200 "),
+            (2, office, "HTTP/1.1 403 "),
+        ] {
+            let mut resources = gateway();
+            for resource in &mut resources {
+                if let Resource::Ingress(gateway) = resource {
+                    gateway.trusted_proxies = proxies;
+                }
+            }
+            resources.push(allows.clone());
+            replica.fixture.apply(resources);
+            let answer = answer_with_headers(to, "shop.example.com", headers).await;
+            let answer = answer.unwrap();
+            assert!(answer.starts_with(want), "{proxies} {headers}: {answer}");
+        }
     });
 }
 
@@ -525,6 +602,7 @@ fn tunnels_reach_only_the_service_of_their_listener() {
         let at = SocketAddr::new(POD.parse().unwrap(), 8080);
         let _origins = origins(&net, at).await;
         let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        // By address, name, gateway address and pod: all of them lead to the same service.
         for (id, authority) in [
             (WEB[0], "10.96.0.1:80"),
             (WEB[0], "web.default.svc.cluster.local:80"),
@@ -542,6 +620,7 @@ fn tunnels_reach_only_the_service_of_their_listener() {
             replica.get(BETA, WEB[1], "10.96.0.1:80").await.unwrap(),
             format!("{BETA} {OWN}")
         );
+        // The counters are cumulative, hence the running numbers.
         for (id, authority, status, reason, count) in [
             (WEB[0], "10.96.0.2:90", 400, "wrong_service", 1.0),
             (
@@ -606,12 +685,14 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
         }
         replica
             .fixture
+            // A prefix: which side refuses first decides the rest of the label.
             .until(
                 "canal_gateway_refused_connections_total",
                 &["reason=\"tls"],
                 2.0,
             )
             .await;
+        // The address of ID 77 exists, but no service has it.
         let error = replica.open(TENANT, TENANT, 77, "10.96.0.1:80").await;
         assert!(error.is_err());
         replica
@@ -754,8 +835,9 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
         let replica = ReplicaFixture::new(TunnelProtocol::None, at);
         let (web, to) = (ServiceId::new(WEB[0]).unwrap(), service_address(WEB[0], 80));
         let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
-        let mut held = Vec::new();
+        let mut clients = Vec::new();
         for n in 0..24 {
+            // 16 connections to the service that moves, and 8 to one that does not.
             let (address, port) = if n < 16 {
                 (to, 80)
             } else {
@@ -768,7 +850,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             let stream = sys::connect(None, address, &options).await.unwrap();
             let bucket = tier::bucket(stream.local_addr().unwrap(), port, web);
             // The call of `rebalance` below moves buckets 0 to 63 of WEB[0], one by each bit.
-            held.push((
+            clients.push((
                 n < 16 && bucket < 64,
                 HttpClient {
                     stream,
@@ -785,7 +867,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             stream: tunnel,
             buffer: Vec::new(),
         };
-        for (_, client) in &mut held {
+        for (_, client) in &mut clients {
             client.send(request).await;
             assert_eq!(client.answer().await.unwrap().field("connection"), None);
         }
@@ -795,7 +877,9 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             .fixture
             .engine
             .rebalance(web, u128::from(u64::MAX), 0);
-        let moved = held.iter().filter(|(moves, _)| *moves).count();
+        let moved = clients.iter().filter(|(moves, _)| *moves).count();
+        // The client ports decide the buckets, so a test with all or none of them would show
+        // nothing.
         assert!(moved > 0 && moved < 16, "{moved}");
         replica
             .fixture
@@ -815,7 +899,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             asked == 0.0 || asked == 1.0,
             "the tunnel's connection may be among them: {asked}"
         );
-        for (moves, client) in &mut held {
+        for (moves, client) in &mut clients {
             client.send(request).await;
             let answer = client.answer().await.unwrap();
             assert_eq!(
@@ -826,7 +910,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
         // A draining replica loses its buckets at the same moment. A client that is drained for
         // both reasons loses no request either. Streams of a tunnel are drained together with its
         // connection.
-        drop((held, tunnel));
+        drop((clients, tunnel));
         drain_for_both_reasons(&replica, web).await;
     });
 }

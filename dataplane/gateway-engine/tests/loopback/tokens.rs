@@ -86,6 +86,7 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     fixture.apply(
+        // 10 resources with 10 rules each and 64 keys per rule.
         (0..10)
             .map(|n| {
                 authentication(&format!("jwt-{n}"), 10, || {
@@ -98,12 +99,14 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
         "{}.{}.{}",
         b64(r#"{"alg":"RS256","kid":"k"}"#),
         b64(r#"{"iss":"iss","sub":"s"}"#),
+        // 256 bytes are the length of an RS256 signature with a key of 2048 bits.
         b64([1; 256])
     );
     let request = format!("GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {forged}\r\n\r\n");
     for _ in 0..3 {
         assert_eq!(HttpClient::once(fixture.web, &request).await.status, 401);
     }
+    // One request may cost 16 verifications, and the result is kept for the repeated token.
     assert_eq!(
         fixture.metric(
             "canal_gateway_token_verifications_total",
@@ -164,7 +167,9 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
     let (own, other) = (TokenSigner::new(), TokenSigner::new());
     let open = async |token: String, more: &str| open_watch(&fixture, token, more).await;
     const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: websocket\r\n";
-    let mut held = [
+    // Each a plain response and an upgraded connection, with distinct tokens, so none is verified
+    // for another.
+    let mut admitted = [
         open(own.token(1), "").await,
         open(own.token(2), UPGRADE).await,
     ];
@@ -206,14 +211,16 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
             2.0,
         )
         .await;
-    for client in &mut held {
+    for client in &mut admitted {
         assert!(
+            // A cut would follow within 100 ms, the interval of reauthorization.
             tokio::time::timeout(Duration::from_millis(300), client.more())
                 .await
                 .is_err(),
             "it lives on"
         );
     }
+    // Two connections and the HTTP/2 stream.
     assert_eq!(
         fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]),
         3.0
@@ -229,6 +236,7 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
     fixture.apply(vec![authentication("jwt", 2, || {
         vec![own.jwk(), other.jwk()]
     })]);
+    // The same two clients once more.
     fixture
         .until(
             "canal_gateway_reauthorized_total",

@@ -205,6 +205,7 @@ fn worker_is_never_idle_while_a_tenant_in_debt_is_ready() {
             bench.scheduler.inner.round.get() - before >= 6_000,
             "the debt is written off in rounds"
         );
+        // It would be 6,000 passes if each round waited for one.
         assert!(
             passes.get() < 10,
             "it waited for {} passes though nobody else was ready",
@@ -218,6 +219,7 @@ fn worker_is_never_idle_while_a_tenant_in_debt_is_ready() {
             .unwrap();
         let tasks = [
             bench.busy(&alone, "alone", micros(100), 1),
+            // The other tenant has 20 ms of work, twice what the debt costs.
             bench.busy(&other, "other", micros(100), 200),
         ];
         for task in tasks {

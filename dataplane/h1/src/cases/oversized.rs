@@ -41,7 +41,8 @@ fn heads(limits: &MessageLimits) -> Vec<RequestCase> {
     let with_target = |n: usize| format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "t".repeat(n - 1));
     let with_field = |n: usize| format!("{HEAD}X: {}\r\n\r\n", "v".repeat(n - "X: ".len()));
     let with_fields = |n: usize| format!("{HEAD}{}\r\n", "A: b\r\n".repeat(n - 1));
-    // Two long lines, and a third one that fills the head up to the size.
+    // Two long lines, and a third one that fills the head up to the size. Two lines at their limit
+    // would leave no space for it.
     let with_size = |n: usize| {
         let line = format!("X: {}\r\n", "v".repeat(limits.field_bytes_max - 200));
         let rest = n - HEAD.len() - 2 * line.len() - "Y: \r\n\r\n".len();

@@ -141,6 +141,7 @@ fn a_connection_without_credit_is_passed_by_until_credit_comes() {
             let stalled = stall(&fixture, is_spread).await;
             let waiting = begin_exchange(&fixture, is_spread);
             until("the connection is counted", || fixture.metric(GAUGE) == 1).await;
+            // One connection with two streams: the one that is not read, and the one that waits.
             assert_eq!(
                 (fixture.pool.size(), waiting.is_finished()),
                 ((1, 2), false)
@@ -238,6 +239,7 @@ fn a_connection_without_credit_and_streams_is_closed() {
 fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
     run(async {
         let most = WITHHELD_CONNECTIONS_MAX + 1;
+        // Each stream needs a connection of its own, and the rate never asks for more.
         let spread = SpreadConfig {
             streams_per_connection: 1,
             rate_per_connection: 1_000,

@@ -192,6 +192,7 @@ async fn both_ends_are_the_kernels() {
 /// Opens tunnels of a pool over connections whose keys soon reach their limit, and checks that none
 /// fails.
 async fn worn_connections_are_followed_by_others() {
+    // Few records, so that the tunnels below exceed them several times.
     canal_tls::testing::set_records_max(Some(400));
     // A kernel that can replace keys lets a connection serve beyond the limit of its keys.
     let wear = !canal_tls::kernel_rekeys();

@@ -90,6 +90,7 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
             PoolConfig::default(),
             ServerConfig::default(),
             move |incoming: IncomingConnect| async move {
+                // Longer than the limit, while the connection answers PINGs.
                 tokio::time::sleep(limit * 5 / 2).await;
                 hold(incoming).await;
             },
@@ -309,6 +310,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
     run(async {
         let (fixture, trigger) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        // Some of the tunnels that are opened together share a connection that closes.
         for n in 0..40 {
             if n == 20 {
                 // From now on GOAWAY is the first frame that each connection receives.

@@ -169,6 +169,7 @@ fn requests_that_are_not_connects_get_400_and_a_named_counter() {
             fixture.metric("canal_hbone_refused_total{reason=\"not_connect\"}"),
             1
         );
+        // Port 0, and the name without a port.
         assert_eq!(
             fixture.metric("canal_hbone_refused_total{reason=\"bad_authority\"}"),
             2

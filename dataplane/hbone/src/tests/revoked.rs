@@ -75,6 +75,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
         let fixture = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
         // This server has not received its own revocation.
         let server = ServerIdentity::new(
+            // 12 is the certificate's serial number.
             "alpha".parse().unwrap(),
             Credential::fixed(fixture.numbered(BOB, 12)),
         );

@@ -346,6 +346,7 @@ fn relays_of_clients_that_never_read_end_with_them() {
             let clients = join_all((0..8).map(|_| async {
                 let mut client = TcpStream::connect(near).await.unwrap();
                 let piece = vec![7; 64 << 10];
+                // Nothing is read, so a write that takes this long is blocked for good.
                 while tokio::time::timeout(Duration::from_millis(300), client.write(&piece))
                     .await
                     .is_ok()

@@ -356,8 +356,10 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
         assert!(other.reused);
         other.stream.write_all(b"neighbour").await.unwrap();
         other.stream.shutdown().await.unwrap();
+        // `notify_waiters` reaches only handlers that wait already.
         tokio::time::sleep(ms(20)).await;
         go.notify_waiters();
+        // The length of `neighbour`.
         assert_eq!(other.stream.read_u64().await.unwrap(), 9);
         s.shutdown().await.unwrap();
         assert_eq!(s.read_u64().await.unwrap(), sent as u64);

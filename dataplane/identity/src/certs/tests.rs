@@ -20,6 +20,8 @@ fn at(secs: u64) -> SystemTime {
 #[test]
 fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
     let secs = Duration::from_secs;
+    // Times in seconds: now, the issuance, the half life, and what is left of a wait after a
+    // failure.
     for (name, now, from, until, retry, want) in [
         ("none yet", 100, None, None, None, RenewalDue::Now),
         (
@@ -87,6 +89,7 @@ fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
         );
     }
     assert_eq!(half_life(at(100), at(300), 0.0), at(200));
+    // The jitter is at most 5 % of the lifetime of 200 s.
     assert_eq!(half_life(at(100), at(300), 1.0), at(210));
     assert_eq!(
         half_life(at(300), at(100), 0.0),
@@ -384,6 +387,7 @@ async fn certificates_that_differ_from_the_request_are_refused() {
         source.inner.wake.notify_one();
         until("it is removed", || source.status().is_empty()).await;
     }
+    // A certificate that was refused is not stored either.
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
 }
 
@@ -526,7 +530,9 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
             .unwrap();
         x.public_key().parsed().unwrap().key_size()
     };
+    // Bits of a P-256 key and of the RSA key.
     assert_eq!((key(&plain), key(&rsa)), (256, 2048));
+    // Each has its own file, though all are of one identity.
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 3);
     // All three certificates survive a restart.
     drop(source);
@@ -577,6 +583,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
     })
     .await;
     source.forget_domain(&identity(ALICE).trust_domain);
+    // Carol is of another trust domain.
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 1);
     source.forget(&identity(carol));
     // A certificate that arrives after its identity was forgotten is not stored either.
@@ -584,6 +591,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
     let seen = fixture.requests.clone();
     fixture.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
+        // Long enough that `forget` below comes before the answer.
         std::thread::sleep(Duration::from_millis(300));
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });

@@ -70,6 +70,7 @@ impl KeyClientFixture {
                 server.hold(id, ca.issue(&identity(id)));
             }
         }
+        // The far server comes first in the list, so that the AZ decides and not the order.
         let servers = vec![
             parse_key_server(&format!("az2=ks2@{}", far.address)).unwrap(),
             parse_key_server(&format!("az1=ks1@{}", near.address)).unwrap(),
@@ -209,6 +210,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
         );
         converse(client, server).await;
     }
+    // Four remote sides: both of the first pair, and one of each mixed pair.
     assert_eq!(
         (fixture.near.request_count(), fixture.far.request_count()),
         (4, 0),
@@ -261,6 +263,7 @@ async fn a_silent_key_server_costs_one_timeout_and_opens_its_breaker() {
 #[tokio::test]
 async fn without_any_key_server_policy_decides() {
     let fixture = KeyClientFixture::new().await;
+    // Two ways of not serving: one server does not answer, the other refuses.
     fixture.near.set_behavior(FakeBehavior::Mute);
     fixture
         .far
@@ -289,6 +292,7 @@ async fn without_any_key_server_policy_decides() {
         fixture.metric("canal_tls_refused_total{side=\"server\",reason=\"no_key_server\"}"),
         1
     );
+    // One for the client, one for the server.
     assert_eq!(fixture.metric("canal_keys_unavailable_total"), 2);
     // A local key is used where the policy permits it, on both sides, and the client's first bytes
     // are not lost.
@@ -528,11 +532,14 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
             ..
         })
     ));
+    // A TLS 1.3 client finishes before the server has verified it, so the alert comes with its
+    // first read.
     let said = c.unwrap().0.read_u8().await.unwrap_err().to_string();
     assert!(said.contains("alert"), "{said}");
     // A peer that does not wait for the refusal is counted under the same name.
     let (near, far) = duplex(64 << 10);
     let (left, refused) = tokio::join!(
+        // Dropping the connection closes it before the refusal arrives.
         async { client.connect(near, &bob()).await.map(drop) },
         server.accept(far)
     );
@@ -620,6 +627,7 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
         handshake(&client, &server).await.0.unwrap_err().reason(),
         "revoked"
     );
+    // With a local key and no trust store of its own, only the server can refuse this client.
     let unaware = ClientIdentity::new(canal_tls::Credential::fixed(held(ALICE)));
     assert_eq!(
         handshake(&unaware, &server).await.1.unwrap_err().reason(),

@@ -199,6 +199,7 @@ fn wrong_certificates(ca: &TestCa) -> Vec<CertificateCase> {
             HandshakeFailure::BadChain,
         ),
         (
+            // The chain may have 32 KiB (`CHAIN_BYTES_MAX`).
             "33 KiB",
             made(&|p| p.subject_alt_names.extend(names(600))),
             HandshakeFailure::ChainTooLarge,
@@ -216,8 +217,10 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
         certificates(&ca.root_pem()).remove(0),
         CHAIN_CERTIFICATES_MAX,
     ));
+    // Without its last bytes, the outer length of the certificate is wrong.
     let mut cut = certificates(&good.chain).remove(0).to_vec();
     cut.truncate(cut.len() - 9);
+    // The signature is at the end of a certificate.
     let mut forged = certificates(&good.chain).remove(0).to_vec();
     *forged.last_mut().unwrap() ^= 1;
     let unknown = other.issue_with(&alice, |_| {});
@@ -677,6 +680,7 @@ async fn both_roots_are_trusted_during_a_rotation_and_the_old_one_is_marked() {
         view.current().is_superseded(td, &leaf(&old))
             && !view.current().is_superseded(td, &leaf(&new))
     );
+    // Any number that no other certificate has.
     let revoked = new.issue_with(&identity(ALICE), |p| p.serial_number = Some(4711u64.into()));
     let revoked = Certificate::from_pem(&revoked.key, &revoked.chain, &new.root_pem()).unwrap();
     assert!(!view.current().is_superseded(td, revoked.chain()));
@@ -692,6 +696,7 @@ async fn both_roots_are_trusted_during_a_rotation_and_the_old_one_is_marked() {
         view.current().is_superseded(td, revoked.chain()),
         "a revoked peer requests another certificate"
     );
+    // Another trust domain has no roots here, so nothing of it is superseded.
     assert!(
         !view
             .current()
@@ -758,6 +763,7 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
         };
         Arc::new(canal_model::program::Resource::Bundle(b))
     };
+    // Valid base64, but no certificate and no list.
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_string();
     let list = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n".to_string();
     for (name, resource, text) in [

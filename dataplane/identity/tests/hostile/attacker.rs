@@ -20,7 +20,7 @@ pub(crate) struct MessageFlight {
     pub(crate) out: Vec<u8>,
     pub(crate) transcript: Vec<u8>,
     pub(crate) received: ReceivedRecords,
-    pub(crate) lane: Option<RecordDirection>,
+    pub(crate) direction: Option<RecordDirection>,
     /// Position in `out` from which the bytes wait for the other side's first data.
     pub(crate) pause: usize,
     schedule: Option<Schedule>,
@@ -32,8 +32,8 @@ pub(crate) struct MessageFlight {
 impl MessageFlight {
     /// Appends one record as it is, encrypted if there are keys.
     pub(crate) fn put(&mut self, kind: u8, content: &[u8]) {
-        let bytes = match &mut self.lane {
-            Some(lane) => lane.seal(&[content, &[kind]].concat()),
+        let bytes = match &mut self.direction {
+            Some(direction) => direction.seal(&[content, &[kind]].concat()),
             None => record(kind, content),
         };
         self.out.extend(bytes);
@@ -76,8 +76,8 @@ impl MessageFlight {
         ));
     }
 
-    pub(crate) fn proof(&mut self, badge: &TestCredential) {
-        let signature = badge.sign(&self.to_sign(self.side));
+    pub(crate) fn proof(&mut self, credential: &TestCredential) {
+        let signature = credential.sign(&self.to_sign(self.side));
         self.verify(ECDSA, &signature);
     }
 
@@ -110,12 +110,12 @@ impl MessageFlight {
         let traffic = self
             .traffic
             .unwrap_or_else(|| schedule.traffic(&self.transcript).1);
-        self.lane = Some(RecordDirection::new(&traffic));
+        self.direction = Some(RecordDirection::new(&traffic));
     }
 
     pub(crate) fn key_update(&mut self, request: u8) {
         self.put(HANDSHAKE, &message(KEY_UPDATE, &[request]));
-        self.lane = self.lane.as_ref().map(RecordDirection::updated);
+        self.direction = self.direction.as_ref().map(RecordDirection::updated);
     }
 
     /// Ends like an honest side: sends some data and close_notify.
@@ -170,7 +170,7 @@ impl MessageFlight {
             &self.fixture.keys.agree(X25519, &theirs.1),
             &self.transcript,
         );
-        self.lane = Some(RecordDirection::new(&schedule.server));
+        self.direction = Some(RecordDirection::new(&schedule.server));
         self.schedule = Some(schedule);
     }
 
@@ -322,7 +322,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
 ) -> AttackerView {
     let (mut view, mut transcript, mut pending) =
         (AttackerView::default(), opening.hello.clone(), Vec::new());
-    let (mut lane, mut schedule, mut after_data): (
+    let (mut direction, mut schedule, mut after_data): (
         Option<RecordDirection>,
         Option<Schedule>,
         Option<Vec<u8>>,
@@ -332,14 +332,17 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
         let _ = io.shutdown().await;
     }
     while let Some(bytes) = read_record(&mut io).await {
-        let (kind, content) = match (&mut lane, bytes[0]) {
-            (Some(lane), DATA) => lane.open(&bytes).expect("the server protects its records"),
+        let (kind, content) = match (&mut direction, bytes[0]) {
+            (Some(direction), DATA) => direction
+                .open(&bytes)
+                .expect("the server protects its records"),
             _ => (bytes[0], bytes[5..].to_vec()),
         };
         view.note(kind, &content);
         if kind == DATA {
             view.end(&mut io, &mut after_data).await;
         }
+        // A raw opening contains no hello, so there is no transcript to continue.
         if kind != HANDSHAKE || opening.hello.is_empty() {
             continue;
         }
@@ -358,19 +361,21 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                 (SERVER_HELLO, _) => {
                     let (group, share) = ReceivedRecords::read(&m).shares().remove(0);
                     let made = Schedule::new(&fixture.keys.agree(group, &share), &transcript);
-                    lane = Some(RecordDirection::new(&made.server));
+                    direction = Some(RecordDirection::new(&made.server));
                     schedule = Some(made);
                 }
                 (FINISHED, _) => {
                     let made = schedule.clone().expect("the hello came first");
                     let (client, server) = made.traffic(&transcript);
-                    lane = Some(RecordDirection::new(&server));
+                    direction = Some(RecordDirection::new(&server));
                     let mut flight = MessageFlight {
                         side: Side::Client,
                         out: Vec::new(),
                         transcript: transcript.clone(),
+                        // The client's flight is protected with the handshake keys, which precede
+                        // those of `direction`.
                         received: ReceivedRecords::default(),
-                        lane: Some(RecordDirection::new(&made.client)),
+                        direction: Some(RecordDirection::new(&made.client)),
                         pause: usize::MAX,
                         schedule: Some(made),
                         traffic: Some(client),
@@ -379,7 +384,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                     script(fixture, &mut flight);
                     after_data = view.open(&mut io, flight).await;
                 }
-                (KEY_UPDATE, _) => lane = lane.as_ref().map(RecordDirection::updated),
+                (KEY_UPDATE, _) => direction = direction.as_ref().map(RecordDirection::updated),
                 _ => {}
             }
         }
@@ -408,7 +413,7 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         out: Vec::new(),
         transcript: hello.clone(),
         received: ReceivedRecords::read(&hello),
-        lane: None,
+        direction: None,
         pause: usize::MAX,
         schedule: None,
         traffic: None,

@@ -21,15 +21,23 @@ pub(crate) const KEY_UPDATE: u8 = 24;
 /// Types of extensions (RFC 8446 §4.2).
 pub(crate) const SERVER_NAME: u16 = 0;
 pub(crate) const GROUPS: u16 = 10;
+pub(crate) const POINT_FORMATS: u16 = 11;
 pub(crate) const SIGNATURES: u16 = 13;
 pub(crate) const ALPN: u16 = 16;
+pub(crate) const CLIENT_CERTIFICATE_TYPE: u16 = 19;
+pub(crate) const SERVER_CERTIFICATE_TYPE: u16 = 20;
 pub(crate) const PADDING: u16 = 21;
+pub(crate) const COMPRESSION: u16 = 27;
 pub(crate) const PSK: u16 = 41;
 pub(crate) const EARLY_DATA: u16 = 42;
 pub(crate) const VERSIONS: u16 = 43;
 pub(crate) const COOKIE: u16 = 44;
 pub(crate) const PSK_MODES: u16 = 45;
 pub(crate) const KEY_SHARE: u16 = 51;
+pub(crate) const QUIC: u16 = 57;
+pub(crate) const ENCRYPTED_HELLO: u16 = 0xfe0d;
+/// A value that no extension ever gets (RFC 8701).
+pub(crate) const GREASE: u16 = 0xfafa;
 
 /// Named groups (RFC 8446 §4.2.7).
 pub(crate) const P256: u16 = 0x0017;

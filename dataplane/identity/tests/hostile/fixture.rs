@@ -74,12 +74,12 @@ pub(crate) struct HandshakeFixture {
 
 pub(crate) static FIXTURE: LazyLock<HandshakeFixture> = LazyLock::new(|| {
     let ca = TestCa::new("alpha");
-    let badge = |who| TestCredential::of(&ca.issue_with(&identity(who), |_| {}));
+    let credential = |who| TestCredential::of(&ca.issue_with(&identity(who), |_| {}));
     HandshakeFixture {
         keys: Keys::new(),
         foreign: TestCa::new("beta"),
-        alice: badge(ALICE),
-        bob: badge(BOB),
+        alice: credential(ALICE),
+        bob: credential(BOB),
         server: ca.credential(&identity(BOB)),
         client: ca.credential(&identity(ALICE)),
         ca,
@@ -87,7 +87,7 @@ pub(crate) static FIXTURE: LazyLock<HandshakeFixture> = LazyLock::new(|| {
 });
 
 impl HandshakeFixture {
-    pub(crate) fn badge(
+    pub(crate) fn credential(
         &self,
         who: &str,
         change: impl FnOnce(&mut CertificateParams),
@@ -233,7 +233,7 @@ fn check_case<F, A>(
     registry: &Registry,
     expect: &Expect,
     honest: impl FnOnce(DuplexStream) -> F,
-    foe: A,
+    attacker: A,
 ) -> Result<(), String>
 where
     F: Future<Output = ObservedOutcome> + Send + 'static,
@@ -244,7 +244,8 @@ where
         let began = Instant::now();
         let (near, far) = tokio::io::duplex(64 << 10);
         let task = tokio::spawn(honest(far));
-        let both = async { (foe(near).await, task.await) };
+        let both = async { (attacker(near).await, task.await) };
+        // A multiple of the handshake timeout; on the paused clock it costs no time.
         let (seen, came) = tokio::time::timeout(Duration::from_secs(60), both)
             .await
             .map_err(|_| format!("{name}: hangs"))?;
@@ -283,6 +284,7 @@ where
         }
     }
     // `took` is of the paused clock, which only timers move. Work that never ends shows in `real`.
+    // Tokio rounds timers up to the next millisecond.
     let limit = HANDSHAKE_TIMEOUT + Duration::from_millis(10);
     let real = real.elapsed();
     if took > limit || real > canal_timing::deadline(REAL_TIME_MAX) {
@@ -311,14 +313,14 @@ pub(crate) fn check(cases: &[HostileCase]) {
     let wrong = cases.iter().filter_map(|case| {
         let (registry, view) = FIXTURE.trust();
         let server = FIXTURE.server(view);
-        let foe = async |io| attack(&FIXTURE, io, &case.opening, case.script).await;
+        let attacker = async |io| attack(&FIXTURE, io, &case.opening, case.script).await;
         check_case(
             "server",
             case.name,
             &registry,
             &case.expect,
             |io| serve(server, io),
-            foe,
+            attacker,
         )
         .err()
     });
@@ -341,14 +343,14 @@ pub(crate) fn check_traps(traps: &[Flight]) {
     let wrong = traps.iter().filter_map(|trap| {
         let (registry, view) = FIXTURE.trust();
         let client = FIXTURE.client(view);
-        let foe = async |io| ambush(&FIXTURE, io, trap.script).await;
+        let attacker = async |io| ambush(&FIXTURE, io, trap.script).await;
         check_case(
             "client",
             trap.name,
             &registry,
             &trap.expect,
             |io| call(client, io),
-            foe,
+            attacker,
         )
         .err()
     });

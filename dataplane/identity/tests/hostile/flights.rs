@@ -31,10 +31,10 @@ const fn flight(name: &'static str, script: AttackScript, expect: Expect) -> Fli
 const UNKNOWN: Expect = refused(WrongTrustDomain, UNKNOWN_CERTIFICATE);
 const CUT: Expect = Expect::Up(Err(Io), None);
 
-/// Sends a correct flight that authenticates with the certificate `badge`.
-fn shows(s: &mut MessageFlight, badge: &TestCredential) {
-    s.certificate(&badge.chain);
-    s.proof(badge);
+/// Sends a correct flight that authenticates with the certificate `credential`.
+fn shows(s: &mut MessageFlight, credential: &TestCredential) {
+    s.certificate(&credential.chain);
+    s.proof(credential);
     s.finish();
     s.ping();
 }
@@ -45,7 +45,7 @@ fn issued(
     who: &str,
     change: impl FnOnce(&mut CertificateParams),
 ) {
-    shows(s, &fixture.badge(who, change));
+    shows(s, &fixture.credential(who, change));
 }
 
 fn uris(list: &[&str]) -> Vec<SanType> {
@@ -528,9 +528,10 @@ const CERTIFICATES_OF_STRANGERS: &[Flight] = &[
     flight(
         "signed by a leaf",
         |r, s| {
-            let mut badge = TestCredential::of(&r.foreign.issue_with(&identity(ALICE), |_| {}));
-            badge.chain.extend(r.alice.chain.clone());
-            shows(s, &badge);
+            let mut credential =
+                TestCredential::of(&r.foreign.issue_with(&identity(ALICE), |_| {}));
+            credential.chain.extend(r.alice.chain.clone());
+            shows(s, &credential);
         },
         refused(UnknownIssuer, UNKNOWN_CA),
     ),
@@ -640,7 +641,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
     flight(
         "an extension that was not requested",
         |r, s| {
-            let entry = [vec24(&r.alice.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
+            let entry = [vec24(&r.alice.chain[0]), extensions(&[(GREASE, vec![1])])].concat();
             s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         refused(Protocol, DECODE),
@@ -671,7 +672,7 @@ fn laid_out(
     put: impl Fn(&mut MessageFlight, &[u8]),
 ) {
     let mut plain = Vec::new();
-    let lane = s.lane.take();
+    let direction = s.direction.take();
     for step in [
         |r: &HandshakeFixture, s: &mut MessageFlight| s.certificate(&r.alice.chain),
         |r: &HandshakeFixture, s: &mut MessageFlight| s.proof(&r.alice),
@@ -680,7 +681,7 @@ fn laid_out(
         plain.push(s.out.split_off(0)[5..].to_vec());
     }
     plain.push(message(FINISHED, &s.verdict()));
-    s.lane = lane;
+    s.direction = direction;
     put(s, &plain.concat());
     s.advance();
     s.ping();
@@ -688,7 +689,11 @@ fn laid_out(
 
 /// Encrypts `inner` as it is, with type and padding.
 fn inner(s: &mut MessageFlight, inner: &[u8]) {
-    let bytes = s.lane.as_mut().map(|l| l.seal(inner)).unwrap_or_default();
+    let bytes = s
+        .direction
+        .as_mut()
+        .map(|l| l.seal(inner))
+        .unwrap_or_default();
     s.raw(&bytes);
 }
 
@@ -805,7 +810,7 @@ const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
     flight(
         "another's keys",
         |r, s| {
-            s.lane = Some(RecordDirection::new(&[1; 32]));
+            s.direction = Some(RecordDirection::new(&[1; 32]));
             honest(r, s);
         },
         refused(Protocol, BAD_MAC),

@@ -318,6 +318,7 @@ fn messages_other_than_a_client_hello() {
 
 /// Returns cases with other versions.
 fn versions() -> Vec<HostileCase> {
+    // Suites of TLS 1.2.
     let old = vec![0xc02b, 0xc02f, 0x009c];
     vec![
         hello(
@@ -454,7 +455,7 @@ fn sizes() -> Vec<HostileCase> {
         ),
         hello(
             "a duplicate unknown extension",
-            |h| h.with(0xfafa, &[]).with(0xfafa, &[]),
+            |h| h.with(GREASE, &[]).with(GREASE, &[]),
             refused(Protocol, ILLEGAL),
         ),
         hello(
@@ -611,7 +612,7 @@ fn shares() -> Vec<HostileCase> {
     vec![
         hello("a share of 31 bytes", x(&[9; 31]), bad()),
         hello("a share of 33 bytes", x(&[9; 33]), bad()),
-        hello("a share of 60 KiB is too much", x(&[9; 16_000]), bad()),
+        hello("a share of 16 kB is too much", x(&[9; 16_000]), bad()),
         hello("an empty share", x(&[]), refused(Protocol, DECODE)),
         hello("zero", low(0), bad()),
         hello("one", low(1), bad()),
@@ -672,8 +673,10 @@ fn groups_and_shares() {
 #[test]
 fn second_hellos() {
     let fixture = &*FIXTURE;
+    // Without a share, so that the server sends a HelloRetryRequest.
     let base = || fixture.hello().keys(&[X25519], &[]);
     let again = |second: CraftedHello| Opening::of(&base()).again(&second);
+    // The share is not of the group that the hello offers.
     let elsewhere = || fixture.hello().keys(&[P256], &[fixture.keys.share(X25519)]);
     let random = |h: CraftedHello| h.change(|h| h.random = [4; 32]);
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
@@ -811,6 +814,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
             skipped(junk.clone()),
             up(),
         ),
+        // The server skips only a limited amount of early data.
         case(
             "early data without end",
             skipped(junk.repeat(1000)),
@@ -936,21 +940,21 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
         ),
         hello(
             "raw public keys only",
-            |h| h.with(20, &[1, 2]),
+            |h| h.with(SERVER_CERTIFICATE_TYPE, &[1, 2]),
             refused(Protocol, FAILURE),
         ),
         hello(
             "raw public keys of clients only",
-            |h| h.with(19, &[1, 2]),
+            |h| h.with(CLIENT_CERTIFICATE_TYPE, &[1, 2]),
             refused(Protocol, FAILURE),
         ),
-        hello("parameters of QUIC", |h| h.with(57, &[1, 2, 3]), up()),
-        hello("certificate compression", |h| h.with(27, &[2, 0, 2]), up()),
+        hello("parameters of QUIC", |h| h.with(QUIC, &[1, 2, 3]), up()),
+        hello("compression", |h| h.with(COMPRESSION, &[2, 0, 2]), up()),
         hello(
             "an encrypted hello that cannot be decrypted",
             |h| {
                 h.with(
-                    0xfe0d,
+                    ENCRYPTED_HELLO,
                     &[&[0, 0, 1, 0, 1, 9][..], &vec16(&[8; 32]), &vec16(&[7; 100])].concat(),
                 )
             },
@@ -958,12 +962,12 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
         ),
         hello(
             "a malformed encrypted hello",
-            |h| h.with(0xfe0d, &[0; 120]),
+            |h| h.with(ENCRYPTED_HELLO, &[0; 120]),
             refused(Protocol, DECODE),
         ),
         hello(
             "an extension overruns",
-            |h| h.with(GROUPS + 1, &[200, 0]),
+            |h| h.with(POINT_FORMATS, &[200, 0]),
             refused(Protocol, DECODE),
         ),
     ]

@@ -176,7 +176,7 @@ impl Keys {
                 &plain(&self.x25519),
             ]
             .concat(),
-            _ => unreachable!("the foe has no keys of other groups"),
+            _ => unreachable!("the attacker has no keys of other groups"),
         }
     }
 
@@ -199,7 +199,7 @@ impl Keys {
                 let secret = self.kem.decapsulate(Ciphertext::from(ciphertext)).unwrap();
                 [secret.as_ref(), &with(&self.x25519, peer)].concat()
             }
-            _ => unreachable!("the foe has no keys of other groups"),
+            _ => unreachable!("the attacker has no keys of other groups"),
         }
     }
 }

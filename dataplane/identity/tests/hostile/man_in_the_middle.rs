@@ -35,7 +35,7 @@ pub(crate) enum Tampering {
 pub(crate) struct ByteChange {
     of_client: bool,
     at: usize,
-    deed: Tampering,
+    tampering: Tampering,
 }
 
 impl ByteChange {
@@ -43,7 +43,7 @@ impl ByteChange {
         Self {
             of_client,
             at,
-            deed: Tampering::Cut,
+            tampering: Tampering::Cut,
         }
     }
 
@@ -51,7 +51,7 @@ impl ByteChange {
     fn apply(&self, whole: &[u8]) -> Vec<u8> {
         let (head, tail) = whole.split_at(self.at.min(whole.len()));
         let skip = |n: usize| &tail[n.min(tail.len())..];
-        match &self.deed {
+        match &self.tampering {
             Tampering::Flip(x) => match tail {
                 [] => whole.to_vec(),
                 [first, rest @ ..] => [head, &[first ^ x], rest].concat(),
@@ -68,7 +68,7 @@ impl ByteChange {
     /// to them.
     fn reach(&self) -> usize {
         self.at
-            + match &self.deed {
+            + match &self.tampering {
                 Tampering::Flip(_) => 1,
                 Tampering::Cut => 0,
                 Tampering::Drop(n) | Tampering::Repeat(n) => *n,
@@ -96,7 +96,7 @@ async fn carry(
         };
         let cut = change
             .as_ref()
-            .is_some_and(|c| matches!(c.deed, Tampering::Cut) && heard.len() >= c.at);
+            .is_some_and(|c| matches!(c.tampering, Tampering::Cut) && heard.len() >= c.at);
         let sent = to.write_all(&known[said.len().min(known.len())..]).await;
         said = known;
         if n == 0 || cut || sent.is_err() {
@@ -247,7 +247,7 @@ fn a_flipped_bit_of_either_first_flight() {
             let change = ByteChange {
                 of_client,
                 at,
-                deed: Tampering::Flip(1 << (at * 3 % 8)),
+                tampering: Tampering::Flip(1 << (at * 3 % 8)),
             };
             match one(&runtime, &pair, change) {
                 Err(text) => wrong.push(text),
@@ -283,7 +283,7 @@ fn offset_in_record(stream: &[u8], at: usize) -> usize {
     }
 }
 
-fn deeds() -> impl Strategy<Value = Tampering> {
+fn tamperings() -> impl Strategy<Value = Tampering> {
     let bytes = || proptest::collection::vec(any::<u8>(), 1..40);
     prop_oneof![
         4 => (1..=255_u8).prop_map(Tampering::Flip),
@@ -305,6 +305,7 @@ fn any_change_of_a_whole_handshake() {
     // Half of the changes are at a record's edge or in its header, where the state machines are.
     let edges = |stream: &[u8]| {
         (0..stream.len())
+            // Five bytes are the record's header, and four that of the first message in it.
             .filter(|at| offset_in_record(stream, *at) <= 9)
             .collect::<Vec<_>>()
     };
@@ -313,9 +314,9 @@ fn any_change_of_a_whole_handshake() {
         any::<bool>(),
         any::<bool>(),
         any::<prop::sample::Index>(),
-        deeds(),
+        tamperings(),
     )
-        .prop_map(move |(of_client, edge, index, deed)| {
+        .prop_map(move |(of_client, edge, index, tampering)| {
             let (stream, edges) = if of_client {
                 (&client, &places.0)
             } else {
@@ -329,7 +330,7 @@ fn any_change_of_a_whole_handshake() {
             ByteChange {
                 of_client,
                 at,
-                deed,
+                tampering,
             }
         });
     let config = Config {

@@ -23,13 +23,18 @@ async fn trickle(mut io: DuplexStream, bytes: Vec<u8>, every: Duration) {
     std::future::pending().await
 }
 
-/// Checks the result of both sides under test, and its time, against the attacker `foe` at the
+/// Checks the result of both sides under test, and its time, against `attacker` at the
 /// other end of the connection.
-fn check(name: &str, room: usize, wanted: HandshakeFailure, foe: impl AsyncFn(DuplexStream, bool)) {
+fn check(
+    name: &str,
+    capacity: usize,
+    wanted: HandshakeFailure,
+    attacker: impl AsyncFn(DuplexStream, bool),
+) {
     for as_server in [true, false] {
         runtime().block_on(async {
             let (server, client) = FIXTURE.pair();
-            let (near, far) = tokio::io::duplex(room);
+            let (near, far) = tokio::io::duplex(capacity);
             let began = Instant::now();
             let honest = async {
                 let came = if as_server { serve(server, far).await } else { call(client, far).await };
@@ -37,7 +42,7 @@ fn check(name: &str, room: usize, wanted: HandshakeFailure, foe: impl AsyncFn(Du
             };
             let ((came, took), ()) = tokio::select! {
                 done = honest => (done, ()),
-                () = async { foe(near, as_server).await; std::future::pending().await } => unreachable!(),
+                () = async { attacker(near, as_server).await; std::future::pending().await } => unreachable!(),
             };
             assert_eq!(came, Err(wanted), "{name}, against a server: {as_server}");
             assert!(took <= HANDSHAKE_TIMEOUT + Duration::from_millis(2), "{name}: {took:?}");
@@ -67,6 +72,7 @@ fn slow_handshakes_time_out() {
         "a byte every nine seconds",
         64 << 10,
         HandshakeFailure::Timeout,
+        // Less than the timeout of 10 s, which no byte may restart.
         async |io, s| trickle(io, first(s), Duration::from_secs(9)).await,
     );
     check(
@@ -85,6 +91,7 @@ fn slow_handshakes_time_out() {
     );
     check(
         "does not listen",
+        // Smaller than a flight, so that the side under test blocks when it writes.
         16,
         HandshakeFailure::Timeout,
         async |io, s| trickle(io, first(s), Duration::from_millis(1)).await,
@@ -106,6 +113,7 @@ fn slow_handshakes_time_out() {
         64 << 10,
         HandshakeFailure::Io,
         async |mut io, as_server| {
+            // A server sends nothing before the hello, so there is nothing to read from it.
             if !as_server {
                 io.read_exact(&mut [0; 64]).await.unwrap();
             }
@@ -222,8 +230,8 @@ fn a_server_that_only_listens_is_left() {
     runtime().block_on(async {
         let (_, client) = FIXTURE.pair();
         let (near, far) = tokio::io::duplex(64 << 10);
-        let foe = tokio::spawn(ambush(&FIXTURE, near, |_, s: &mut MessageFlight| s.wait()));
+        let attacker = tokio::spawn(ambush(&FIXTURE, near, |_, s: &mut MessageFlight| s.wait()));
         assert_eq!(call(client, far).await, Err(HandshakeFailure::Timeout));
-        foe.await.unwrap();
+        attacker.await.unwrap();
     });
 }

@@ -34,10 +34,10 @@ fn add_opening_messages(s: &mut MessageFlight) {
     add_certificate_request(s);
 }
 
-fn shows(s: &mut MessageFlight, badge: &TestCredential) {
+fn shows(s: &mut MessageFlight, credential: &TestCredential) {
     add_opening_messages(s);
-    s.certificate(&badge.chain);
-    s.proof(badge);
+    s.certificate(&credential.chain);
+    s.proof(credential);
     s.finish();
     s.ping();
 }
@@ -264,7 +264,7 @@ const SERVER_HELLOS: &[Flight] = &[
     ),
     trap(
         "an unknown extension in clear",
-        |r, s| greets(r, s, |h| h.with(0xfafa, &[])),
+        |r, s| greets(r, s, |h| h.with(GREASE, &[])),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
     trap(
@@ -346,7 +346,7 @@ const RETRY_REQUESTS: &[Flight] = &[
     ),
     trap(
         "an unknown extension",
-        |_, s| retries(s, &[wants(P256), (0xfafa, vec![])]),
+        |_, s| retries(s, &[wants(P256), (GREASE, vec![])]),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
     trap(
@@ -430,7 +430,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     ),
     trap(
         "an unknown extension",
-        |r, s| extends(r, s, &[(0xfafa, vec![1])]),
+        |r, s| extends(r, s, &[(GREASE, vec![1])]),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
     trap(
@@ -663,7 +663,7 @@ fn labelled(r: &'static HandshakeFixture, s: &mut MessageFlight, scheme: u16) {
 }
 
 fn issued(s: &mut MessageFlight, who: &str, change: impl FnOnce(&mut CertificateParams)) {
-    shows(s, &FIXTURE.badge(who, change));
+    shows(s, &FIXTURE.credential(who, change));
 }
 
 const CERTIFICATES: &[Flight] = &[
@@ -796,7 +796,7 @@ const CERTIFICATES: &[Flight] = &[
         "an extension that was not requested",
         |r, s| {
             add_opening_messages(s);
-            let entry = [vec24(&r.bob.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
+            let entry = [vec24(&r.bob.chain[0]), extensions(&[(GREASE, vec![1])])].concat();
             s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         refused(Protocol, DECODE),

@@ -159,6 +159,7 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
             (HandshakeRole::Server, HandshakeRole::Client),
             (HandshakeRole::Client, HandshakeRole::Server),
         ] {
+            // From single bytes, which split every message, to more than a flight.
             for piece in [1, 7, 100, 1 << 16] {
                 let mut handshake = RelayedHandshake::begin(terms(&certified, role)).unwrap();
                 let mut peer = peer(&ca, &issued, other, b"h2");
@@ -233,6 +234,7 @@ fn the_secrets_are_those_of_the_connection() {
     let certified = certified(&ca, KeyAlgorithm::EcdsaP256);
     let mut handshake = RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
     let mut client = peer(&ca, &issued, HandshakeRole::Client, b"h2");
+    // In one piece, which is larger than a flight.
     let done = finished(run_handshake(&mut handshake, &mut client, 1 << 16, b""));
     // The client's first record opens with the client's secret (RFC 8446 §5.2, §7.3).
     std::io::Write::write_all(&mut client.writer(), b"hello").unwrap();
@@ -372,6 +374,7 @@ fn peers_with_wrong_leaves(ca: &TestCa) -> Vec<PeerCase> {
 fn peers_with_wrong_chains(ca: &TestCa) -> Vec<PeerCase> {
     let other = TestCa::new("other");
     let issued = |change: LeafEditFn| ca.issue_with(&identity(PEER), change);
+    // 500 names of about 70 bytes exceed the 32 KiB of `CHAIN_BYTES_MAX`.
     let large: LeafEditFn = |p| {
         let name = |n: usize| {
             SanType::DnsName(
@@ -382,6 +385,7 @@ fn peers_with_wrong_chains(ca: &TestCa) -> Vec<PeerCase> {
         };
         p.subject_alt_names.extend((0..500).map(name));
     };
+    // Nine roots and the leaf exceed the eight certificates of `CHAIN_CERTIFICATES_MAX`.
     let long = |mut i: TestCertificate| {
         i.chain = format!("{}{}", i.chain, ca.root_pem().repeat(9));
         i
@@ -507,6 +511,7 @@ fn unknown_peers_are_refused_by_name() {
             ..
         }
     ));
+    // A record of 16 KiB with the beginning of a ClientHello of 65,535 bytes.
     let endless = [
         &[22, 3, 1, 0x40, 0][..],
         &[1, 0, 0xff, 0xff],
@@ -539,6 +544,7 @@ fn unknown_peers_are_refused_by_name() {
         handshake.step(&trickle),
         HandshakeStep::Failed { .. }
     ));
+    // HTTP, zeros, a record beyond the maximum size, a fatal alert, and data before a handshake.
     for garbage in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         &[0; 50],

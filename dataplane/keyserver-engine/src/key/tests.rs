@@ -41,7 +41,7 @@ fn signatures_verify_and_foreign_schemes_are_refused() {
         Err(PrivateKeyError::Scheme)
     );
     assert_eq!(
-        (ecdsa.lane(), rsa.lane()),
+        (ecdsa.queue(), rsa.queue()),
         (OperationQueue::Ecdsa, OperationQueue::Rsa)
     );
     assert!(
@@ -196,24 +196,24 @@ fn keys() -> Vec<(OperationQueue, PrivateKey, SignatureScheme, Vec<Vec<u8>>)> {
 #[test]
 fn a_key_is_in_memory_only_while_it_signs() {
     let _alone = search_alone();
-    for (lane, key, scheme, needles) in keys() {
-        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: before");
+    for (queue, key, scheme, needles) in keys() {
+        assert_eq!(count_in_memory(&needles), 0, "{queue:?}: before");
         {
             let _batch = SigningBatch::begin(Duration::ZERO);
             key.sign(scheme, b"message").unwrap();
             assert!(
                 count_in_memory(&needles) > 0,
-                "{lane:?}: the scan must find a key that is open"
+                "{queue:?}: the scan must find a key that is open"
             );
         }
-        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after a batch");
+        assert_eq!(count_in_memory(&needles), 0, "{queue:?}: after a batch");
         for _ in 0..20 {
             key.sign(scheme, b"message").unwrap();
         }
         assert_eq!(
             count_in_memory(&needles),
             0,
-            "{lane:?}: after single operations"
+            "{queue:?}: after single operations"
         );
     }
 }
@@ -221,7 +221,7 @@ fn a_key_is_in_memory_only_while_it_signs() {
 #[test]
 fn an_rsa_key_lingers_and_is_wiped_when_it_rests() {
     let _alone = search_alone();
-    for (lane, key, scheme, needles) in keys() {
+    for (queue, key, scheme, needles) in keys() {
         let sign = |linger| {
             let _batch = SigningBatch::begin(linger);
             key.sign(scheme, b"message").unwrap();
@@ -235,8 +235,8 @@ fn an_rsa_key_lingers_and_is_wiped_when_it_rests() {
         });
         assert_eq!(
             (count_in_memory(&needles) > 0, wipe_idle()),
-            (lane == OperationQueue::Rsa, lane == OperationQueue::Rsa),
-            "{lane:?}: just after the batch"
+            (queue == OperationQueue::Rsa, queue == OperationQueue::Rsa),
+            "{queue:?}: just after the batch"
         );
         // A key does not stay open forever, however often it is used.
         OPENED.with_borrow_mut(|o| {
@@ -245,12 +245,12 @@ fn an_rsa_key_lingers_and_is_wiped_when_it_rests() {
                 .for_each(|h| h.since -= OPEN_TIME_MAX * 1002)
         });
         assert!(!wipe_idle());
-        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after its time");
+        assert_eq!(count_in_memory(&needles), 0, "{queue:?}: after its time");
         let short = Duration::from_millis(20);
         sign(short);
         std::thread::sleep(short);
         assert!(!wipe_idle());
-        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after a rest");
+        assert_eq!(count_in_memory(&needles), 0, "{queue:?}: after a rest");
     }
 }
 

@@ -28,7 +28,7 @@ impl PoolTask for GatedWork {
 
 struct PoolFixture {
     registry: Registry,
-    lanes: OperationPool<GatedWork>,
+    pool: OperationPool<GatedWork>,
     started: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
     completions: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
 }
@@ -38,7 +38,7 @@ const SOON: Duration = Duration::from_secs(10);
 impl PoolFixture {
     fn new(workers: usize) -> Self {
         let registry = Registry::new();
-        let lanes = OperationPool::start(
+        let pool = OperationPool::start(
             OperationPoolConfig {
                 workers,
                 linger: Duration::ZERO,
@@ -48,23 +48,23 @@ impl PoolFixture {
         .unwrap();
         Self {
             registry,
-            lanes,
+            pool,
             started: mpsc::channel(),
             completions: mpsc::channel(),
         }
     }
-    fn push(&self, lane: OperationQueue, tenant: &str, name: &'static str) {
-        self.push_with(lane, tenant, name, None);
+    fn push(&self, queue: OperationQueue, tenant: &str, name: &'static str) {
+        self.push_with(queue, tenant, name, None);
     }
     /// Queues an operation that waits until something is sent.
-    fn hold(&self, lane: OperationQueue, tenant: &str, name: &'static str) -> mpsc::Sender<()> {
+    fn hold(&self, queue: OperationQueue, tenant: &str, name: &'static str) -> mpsc::Sender<()> {
         let (go, wait) = mpsc::channel();
-        self.push_with(lane, tenant, name, Some(wait));
+        self.push_with(queue, tenant, name, Some(wait));
         go
     }
     fn push_with(
         &self,
-        lane: OperationQueue,
+        queue: OperationQueue,
         tenant: &str,
         name: &'static str,
         go: Option<mpsc::Receiver<()>>,
@@ -75,7 +75,7 @@ impl PoolFixture {
             go,
             completions: self.completions.0.clone(),
         };
-        self.lanes.push(lane, &tenant.parse().unwrap(), work);
+        self.pool.push(queue, &tenant.parse().unwrap(), work);
     }
     fn started(&self) -> &'static str {
         self.started
@@ -159,7 +159,7 @@ fn a_long_line_is_received_in_parts() {
         fixture.push(OperationQueue::Rsa, "alpha", "x");
     }
     assert_eq!(
-        fixture.lanes.depth(OperationQueue::Rsa),
+        fixture.pool.depth(OperationQueue::Rsa),
         2 * RSA_BATCH_MAX + 1
     );
     go.send(()).unwrap();
@@ -199,7 +199,7 @@ fn a_channel_ends_after_its_queued_frames() {
     fixture.started();
     fixture.push(OperationQueue::Ecdsa, "alpha", "last");
     go.send(()).unwrap();
-    drop(fixture.lanes);
+    drop(fixture.pool);
     assert_eq!(
         (
             fixture.completions.1.recv().unwrap(),

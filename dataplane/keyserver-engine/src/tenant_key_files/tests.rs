@@ -269,6 +269,7 @@ fn keys_come_go_and_are_replaced_whole_or_not_at_all() {
     for (file, text) in [
         ("a.shop.key", "nothing"),
         ("a.shop.crt", ""),
+        // Beyond the 1 MiB of `FILE_BYTES_MAX`.
         ("a.shop.key", &"x".repeat(2 << 20)),
     ] {
         fixture.write(file, text);
@@ -307,4 +308,47 @@ fn a_folder_has_its_limit() {
         (fixture.files.count(), fixture.broken() - before),
         (FILES_MAX, 1)
     );
+}
+
+#[test]
+fn new_keys_displace_none_that_is_in_use() {
+    let fixture = KeyFilesFixture::new();
+    fixture.pair("a.shop");
+    let issued = fixture
+        .ca
+        .issue_with(&identity("spiffe://alpha.example/ns/a/sa/b"), |_| {});
+    for n in 0..FILES_MAX {
+        fixture.write(&format!("a.k{n}.crt"), &issued.chain);
+        fixture.write(&format!("a.k{n}.key"), &issued.key);
+    }
+    fixture.files.poll();
+    let status = fixture.files.status();
+    assert_eq!(fixture.files.count(), FILES_MAX);
+    assert!(
+        status.iter().any(|file| file.name == "a.shop"),
+        "{status:?}"
+    );
+}
+
+#[test]
+fn errors_of_the_file_system_take_no_key_away() {
+    let fixture = KeyFilesFixture::new();
+    fixture.pair("a.shop");
+    let folder = fixture.dir.path();
+    // A link to itself: the file cannot be examined, and is not gone either.
+    std::fs::remove_file(folder.join("a.shop.key")).unwrap();
+    std::os::unix::fs::symlink("a.shop.key", folder.join("a.shop.key")).unwrap();
+    fixture.files.poll();
+    assert_eq!(fixture.files.count(), 1);
+    // A folder that cannot be scanned, because a file has its name.
+    std::fs::remove_dir_all(folder).unwrap();
+    std::fs::write(folder, "").unwrap();
+    let before = fixture.broken();
+    fixture.files.poll();
+    assert_eq!(fixture.files.count(), 1);
+    assert!(fixture.broken() > before);
+    // The owner has removed the folder with all keys.
+    std::fs::remove_file(folder).unwrap();
+    fixture.files.poll();
+    assert_eq!(fixture.files.count(), 0);
 }

@@ -74,6 +74,7 @@ async fn urgent_bytes_keep_their_position_and_do_not_block() {
 #[tokio::test]
 async fn both_directions_are_exact_counted_and_end_separately() {
     let ((mut client, near), (far, mut server)) = (pair().await, pair().await);
+    // More than the buffer's last step of growth (`GROW_AT`).
     let (r, total) = (Registry::new(), 20 << 20);
     let family = r.counters(MetricFamily::new("bytes_total", "Bytes.", &["way"]));
     let shard = r.shard();
@@ -92,6 +93,7 @@ async fn both_directions_are_exact_counted_and_end_separately() {
         both(&mut near, &mut far, &meter, None).await
     };
     let client = async {
+        // 251 is a prime, so that a piece that is shifted by a power of two does not look right.
         let body: Vec<u8> = (0..total).map(|i| (i % 251) as u8).collect();
         client.write_all(&body).await.unwrap();
         client.shutdown().await.unwrap();

@@ -427,6 +427,7 @@ async fn a_loopback_only_listener_accepts_only_loopback() {
             "{at}"
         );
     }
+    // The packets are dropped without an answer, so the time is short.
     let quick = ConnectOptions {
         timeout: Duration::from_millis(300),
         ..ConnectOptions::default()
@@ -474,12 +475,13 @@ async fn a_blocked_reader_gets_data_later() {
         3,
         "all bytes from before are read"
     );
-    let deaf = ReadWakeupGuard::to(&far).unwrap();
+    let guard = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(b"two").await.unwrap();
+    // Nothing announces that no task is woken, so the test can only wait a moment.
     tokio::time::timeout(Duration::from_millis(50), far.readable())
         .await
         .expect_err("no task is woken");
-    drop(deaf);
+    drop(guard);
     tokio::time::timeout(
         canal_timing::deadline(Duration::from_secs(5)),
         far.readable(),
@@ -489,7 +491,7 @@ async fn a_blocked_reader_gets_data_later() {
     .unwrap();
     assert_eq!(far.read(&mut buf).await.unwrap(), 3);
     // More bytes than the limit, and an end, are reported in spite of the guard.
-    let _deaf = ReadWakeupGuard::to(&far).unwrap();
+    let _guard = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(&vec![7; 2 * DEAF_BYTES as usize])
         .await
         .unwrap();
@@ -560,16 +562,16 @@ async fn port_exhaustion_is_distinguished_from_a_refusal() {
         bind: Some(any()),
         ..ConnectOptions::default()
     };
-    let mut held = Vec::new();
+    let mut streams = Vec::new();
     let error = loop {
         match connect(Some(&pod.netns), listener.local_addr().unwrap(), &options).await {
-            Ok(stream) => held.push(stream),
+            Ok(stream) => streams.push(stream),
             Err(error) => break error,
         }
-        assert!(held.len() <= 2, "there are two ports");
+        assert!(streams.len() <= 2, "there are two ports");
     };
     assert_eq!(
-        (held.len(), error.exhausted_resource()),
+        (streams.len(), error.exhausted_resource()),
         (2, Some("source_ports")),
         "{error}"
     );
@@ -621,20 +623,20 @@ async fn a_reserved_address_accepts_no_connections() {
         ..ListenOptions::default()
     };
     let plain = ConnectOptions::default();
-    let held = reserve_address(any(), &options).unwrap();
-    let refused = connect(None, held.address, &plain)
+    let reserved = reserve_address(any(), &options).unwrap();
+    let refused = connect(None, reserved.address, &plain)
         .await
         .unwrap_err()
         .to_string();
     assert!(refused.contains("refused"), "{refused}");
 
-    let listener = listen(None, held.address, &options).unwrap();
-    let taken = reserve_address(held.address, &ListenOptions::default())
+    let listener = listen(None, reserved.address, &options).unwrap();
+    let taken = reserve_address(reserved.address, &ListenOptions::default())
         .unwrap_err()
         .to_string();
     assert!(taken.contains("another process listens there"), "{taken}");
     for _ in 0..64 {
-        let near = connect(None, held.address, &plain);
+        let near = connect(None, reserved.address, &plain);
         let both = async { tokio::join!(near, listener.accept()) };
         let (near, far) =
             tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), both)
@@ -642,7 +644,7 @@ async fn a_reserved_address_accepts_no_connections() {
                 .expect("the listener gets every connection");
         assert!(near.is_ok() && far.is_ok());
     }
-    drop(held);
+    drop(reserved);
     assert!(
         connect(None, listener.local_addr().unwrap(), &plain)
             .await

@@ -172,7 +172,7 @@ fn answers(of: [&str; 7]) -> ExpectedDecisions<'static> {
         let answer = match of[n] {
             "yes" => Ok(()),
             "no" => Err(NodeRefusal::Denied),
-            "who knows" => Err(NodeRefusal::Undecided),
+            "undecided" => Err(NodeRefusal::Undecided),
             "strict" => Err(NodeRefusal::StrictPlaintext),
             other => panic!("{other}"),
         };
@@ -269,27 +269,29 @@ fn path_and_mode_cases() -> Vec<SourceCase> {
         (
             "a path is denied",
             one(AuthorizationAction::Deny, vec![path()]),
-            ["who knows", "yes", "yes", "who knows", "no", "no", "no"],
+            ["undecided", "yes", "yes", "undecided", "no", "no", "no"],
         ),
         (
             "a path is allowed",
             one(AuthorizationAction::Allow, vec![path()]),
-            ["who knows", "yes", "yes", "who knows", "no", "no", "no"],
+            ["undecided", "yes", "yes", "undecided", "no", "no", "no"],
         ),
         (
             "a friend's path is",
             one(AuthorizationAction::Allow, vec![principal(FRIEND), path()]),
-            ["no", "no", "yes", "no", "who knows", "yes", "no"],
+            ["no", "no", "yes", "no", "undecided", "yes", "no"],
         ),
         (
             "an authorizer is called",
             one(custom, vec![port(8080)]),
+            // Only the tenant's own gateway can have called the authorizer before; this hop
+            // cannot.
             [
-                "who knows",
+                "undecided",
                 "yes",
                 "yes",
-                "who knows",
-                "who knows",
+                "undecided",
+                "undecided",
                 "no",
                 "no",
             ],
@@ -533,6 +535,7 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
         PodPolicy::renew(&held, again.tenant(&alpha), &pod()).is_none(),
         "the order has no effect"
     );
+    // A tenant without the policy `b` has other policies; one that is gone keeps its last ones.
     let less = tenant(vec![one]);
     assert!(PodPolicy::renew(&held, less.tenant(&alpha), &pod()).is_some());
     assert!(PodPolicy::renew(&held, None, &pod()).is_none());

@@ -64,6 +64,7 @@ fn check(
 #[test]
 fn only_what_changed_is_touched() {
     let same = |n| (n, pod(n), Some(NETNS));
+    // The expected lists: pods removed, relabelled and added, and files refused.
     check("nothing", &[], pod_scan(vec![]), (&[], &[], &[], &[]));
     check(
         "a new pod",
@@ -102,6 +103,7 @@ fn only_what_changed_is_touched() {
     check(
         "made again under its name",
         &["a"],
+        // Another inode is another network namespace, hence another pod.
         pod_scan(vec![("a", pod("a"), Some((4, 101)))]),
         (&["a"], &[], &["a"], &[]),
     );
@@ -117,6 +119,7 @@ fn only_what_changed_is_touched() {
         pod_scan(vec![same("a"), ("z", pod("a"), Some(NETNS))]),
         (&[], &[], &["a"], &["z.json"]),
     );
+    // A file that is being written must not end its pod.
     let torn = PodScan {
         pods: vec![],
         broken: vec![("a.json".into(), "torn".into())],

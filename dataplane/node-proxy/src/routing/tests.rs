@@ -102,7 +102,10 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             draining: false,
         }),
         service("alpha/b/reviews", &["10.96.0.1", "fd96::1"], 9080),
+        // `zz-late` also claims the first address of `reviews`; the service whose name is first
+        // has it.
         service("alpha/b/zz-late", &["10.96.0.1", "10.96.0.9"], 1),
+        // A service at the port of the proxies.
         service("alpha/b/proxyish", &["10.96.0.2"], 15008),
         service("beta/b/other", &["10.96.7.7"], 80),
         service("alpha/b/redis", &["10.96.0.6"], 6379),
@@ -112,6 +115,7 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
         address("alpha/b/reviews", "az2", &["10.9.2.2"]),
         address("alpha/canal-system/gateway", "az2", &["10.9.2.1"]),
         address("alpha/canal-system/gateway", "az1", &["10.9.1.1"]),
+        // The service of this gateway address does not exist.
         address("alpha/b/unheard-of", "az1", &["10.9.1.4"]),
         address("beta/b/other", "az1", &["10.8.1.2"]),
         reviews_pod(),
@@ -580,6 +584,7 @@ fn an_inbound_tunnel_is_checked_in_the_order_of_ztunnel() {
                   forwarded: Option<&str>| {
         let caller = TunnelClient {
             peer,
+            // Neither the pod's nor the forwarded client's address.
             address: "10.7.7.7".parse().unwrap(),
             forwarded: (forwarded, Some("10.1.9.9:4711".parse().unwrap())),
         };
@@ -663,6 +668,7 @@ fn closed_tenant_is_refused_in_both_directions() {
         let view = NodeSnapshot::new(&state, &"n1".parse().unwrap());
         let policy =
             PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod_of.tenant), &pod_of).unwrap();
+        // A service, a pod, and an address outside the mesh.
         for to in ["10.96.0.1:9080", "10.1.7.7:80", "192.0.2.1:443"] {
             let decided = decide_outbound(&view, &pod_of, to.parse().unwrap());
             assert_eq!(
@@ -695,6 +701,7 @@ fn closed_tenant_is_refused_in_both_directions() {
             &policy,
             "10.1.1.2:80".parse().unwrap(),
             "10.7.7.7:1".parse().unwrap(),
+            // No probe of the node.
             |_, _| false,
         );
         assert_eq!(
@@ -724,6 +731,7 @@ fn plaintext_is_accepted_on_all_ports_except_the_proxys() {
     };
     assert_eq!(decide(&policy, "10.1.1.2:80"), Ok("10.1.1.2:80".into()));
     assert_eq!(
+        // A dual-stack listener reports an IPv4 destination so.
         decide(&policy, "[::ffff:10.1.1.2]:80"),
         Ok("10.1.1.2:80".into())
     );
@@ -737,6 +745,7 @@ fn plaintext_is_accepted_on_all_ports_except_the_proxys() {
         decide(&PodPolicy::default(), "10.1.1.2:80"),
         Err(NodeRefusal::TenantUnknown)
     );
+    // A connection that the kernel reports as the node's own probe.
     let probed = |to: &str| {
         let ends = |peer: SocketAddr, to: SocketAddr| {
             (peer.to_string(), to.to_string()) == ("10.7.7.7:1".into(), "10.1.1.2:80".into())

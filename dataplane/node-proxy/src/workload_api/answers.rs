@@ -320,6 +320,7 @@ mod tests {
             (&der(&ca), 0),
             "the data that came with the certificate"
         );
+        // In 1970 the certificate is not valid yet.
         assert!(
             svid_answer(None, &bundle_list, now).is_none()
                 && svid_answer(Some(&svid), &bundle_list, SystemTime::UNIX_EPOCH).is_none()

@@ -226,6 +226,7 @@ mod tests {
                     &identity,
                     &pem,
                     signed(&ca),
+                    // The certificate is not valid yet.
                     SystemTime::UNIX_EPOCH,
                     "clock",
                 ),

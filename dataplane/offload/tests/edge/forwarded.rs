@@ -12,6 +12,7 @@ pub(super) type ForwardCase = (
 );
 
 pub(super) fn forward_cases() -> Vec<ForwardCase> {
+    // 0x4000 is DF; the options are three NOPs and the end of the list.
     let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
     let mut summed = OuterHeaders::new(NODE, EDGE, TENANT);
     (summed.summed, summed.hop) = (true, 9);
@@ -121,6 +122,7 @@ pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
         ),
         (
             "an error of a router on the way, of more bytes",
+            // With both headers, an error of 576 bytes, the maximum that RFC 1812 recommends.
             from_node(&unreachable("10.1.254.1", "10.9.0.1", &cut, 548)),
             TO_REPLICA,
             "icmp 3/3 10.1.254.1 > 240.1.2.3 about udp 240.1.2.3:53 > 10.1.1.2:4711",

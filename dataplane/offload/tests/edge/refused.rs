@@ -189,6 +189,7 @@ fn edit(mut f: Vec<u8>, at: usize, to: u8) -> Vec<u8> {
 fn fragments_and_protocols() -> Vec<Refused> {
     let syn = tcp(POD, SVC, SYN, b"");
     let echoed = echo("10.9.0.1", "10.1.1.2", false);
+    // Next header 44 is a fragment header, and 6 in it is TCP.
     let fragment6 = ip(
         a("fd01:1::2"),
         a("fd09::1"),
@@ -207,6 +208,7 @@ fn fragments_and_protocols() -> Vec<Refused> {
             "drop_fragment",
         ),
         ("a fragment v6", from_node(&fragment6), "drop_fragment"),
+        // Bytes 20 and 21 are the flags and the fragment offset of the outer IPv4 header.
         (
             "an outer first fragment",
             edit(from_node(&syn), 20, 0x20),
@@ -227,6 +229,7 @@ fn fragments_and_protocols() -> Vec<Refused> {
             )),
             "drop_fragment",
         ),
+        // The last byte of the inner Ethernet type, which becomes ARP's.
         ("ARP", edit(from_node(&syn), 63, 6), "drop_protocol"),
         (
             "SCTP",
@@ -263,6 +266,8 @@ fn fragments_and_protocols() -> Vec<Refused> {
 
 /// Returns frames whose headers contradict each other.
 fn malformed() -> Vec<Refused> {
+    // `edit` changes one byte: the outer IPv4 header is at 14, UDP at 34, VXLAN at 42, the inner
+    // packet at `HEAD`.
     let syn = tcp(POD, SVC, SYN, b"");
     vec![
         (

@@ -72,6 +72,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
         s.connect(&to.into())?;
     }
     let mut t = TcpStream::from(s);
+    // With TCP Fast Open the text is already on its way.
     if !has("fastopen") {
         t.write_all(b"hi")?;
     }

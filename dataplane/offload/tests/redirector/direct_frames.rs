@@ -76,6 +76,8 @@ fn over_ipv6() -> Vec<DirectFrame> {
     let (from, here) = (a("fe80::1"), a("fe80::2"));
     let behind =
         |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
+    // Next headers: 0 is hop-by-hop options, 17 UDP, 43 routing, 44 fragment, 58 ICMPv6, and 60
+    // destination options.
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
     // The program parses four extension headers at most.
     let many: Vec<u8> = (0..5)

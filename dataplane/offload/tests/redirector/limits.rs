@@ -110,6 +110,7 @@ fn early_limits_are_exact() {
         id: TENANT,
     };
     let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
+    // Hop 8 is the last, so the segment is not forwarded.
     let data = from_edge(8, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
     let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
     for (case, key, limits, frame, pass, counter) in [
@@ -165,6 +166,7 @@ fn early_limits_are_exact() {
         let ran = within_a_second(|| {
             r.remove_throttle(&key).unwrap();
             r.set_throttle(&key, &limits).unwrap();
+            // The last two are beyond the limit.
             (0..pass + 2).map(|_| s.run(frame)).collect::<Vec<Ran>>()
         });
         let refused = ran
@@ -268,6 +270,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
                         ..ThrottleLimits::default()
                     };
                     r.set_throttle(&key, &limits).unwrap();
+                    // More than the whole burst.
                     (0..110).filter(|_| s.run(&syn).verdict != DROPPED).count()
                 })
             })
@@ -308,6 +311,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
         },
     )
     .unwrap();
+    // Far more than the burst and what the rate adds meanwhile.
     let used_up = (0..100_000).any(|_| s.run(&syn).verdict == DROPPED);
     assert!(used_up, "the burst has no end");
     let (begun, mut passed) = (std::time::Instant::now(), 0u32);
@@ -410,6 +414,7 @@ fn two_processors_share_one_limit() {
         let refused = throttled(&a) - before;
         assert_eq!(a.throttles().unwrap()[&key].packets.refused, refused);
         pair = Some([a, b]);
+        // The rate of one per second may admit one or two more.
         assert!(
             (548..=550).contains(&refused),
             "{refused} of 800 refused, 250 may pass"

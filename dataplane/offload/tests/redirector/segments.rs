@@ -12,7 +12,8 @@ use To::{Here, Replica as Next};
 /// Case, service, hop, TCP flags, expected destination, counter.
 pub(super) type SegmentCase = (&'static str, u32, u8, u8, To, &'static str);
 
-/// Returns the SYNs for a gateway that listens.
+/// Returns the SYNs for a gateway that listens. The service selects the chain (`CHAINS`), in which
+/// this replica has number 1.
 fn syns() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Here, "new"),
@@ -63,7 +64,8 @@ fn syns() -> Vec<SegmentCase> {
     ]
 }
 
-/// Returns the segments of connections for a gateway that listens.
+/// Returns the segments of connections for a gateway that listens. The service selects the chain
+/// (`CHAINS`), in which this replica has number 1.
 fn later_segments() -> Vec<SegmentCase> {
     vec![
         ("from the head on", 1, 0, ACK, Next(2, 1), "forwarded"),
@@ -128,7 +130,8 @@ pub(super) fn segments() -> Vec<SegmentCase> {
     all
 }
 
-/// Returns the cases for a gateway that has closed its socket.
+/// Returns the cases for a gateway that has closed its socket. The service selects the chain
+/// (`CHAINS`), in which this replica has number 1.
 pub(super) fn segments_without() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Next(2, 1), "not_listening"),
@@ -183,7 +186,8 @@ pub(super) type SpreadCase = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'s
 
 const NONE: (u8, u8, u32) = (0, 0, 0);
 
-/// Returns cases of segments while tables spread.
+/// Returns cases of segments while tables spread. The service selects the chain (`CHAINS`), in
+/// which this replica has number 1. Its tables have version 1.
 fn spreading_tables() -> Vec<SpreadCase> {
     let (mixed, last) = (STAMP_MIXED, STAMP_LAST);
     vec![
@@ -263,7 +267,9 @@ fn spreading_tables() -> Vec<SpreadCase> {
     ]
 }
 
-/// Returns cases of segments while replicas and edge disagree about which replicas are up.
+/// Returns cases of segments while replicas and edge disagree about which replicas are up. The
+/// service selects the chain (`CHAINS`; the test itself adds 9 to 11), in which this replica has
+/// number 1.
 fn disputed_replicas() -> Vec<SpreadCase> {
     let (skipped, last) = (STAMP_SKIPPED, STAMP_LAST);
     vec![

@@ -127,6 +127,7 @@ impl AgentFixture {
         let agent = RedirectorAgent::start(
             config,
             Box::new(memory.clone()),
+            // Sessions now, and accepted so far.
             Box::new(|| (3, 9)),
             &registry,
             &drain,
@@ -332,6 +333,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     answer(9);
     let reports = || fixture.controller.reports.report_log().replicas.len();
     let before = reports();
+    // A wrong mark would be in one of the next reports.
     until("three reports more", || reports() >= before + 3).await;
     assert_eq!(
         fixture
@@ -519,6 +521,8 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
         fixture.agent.dump()["orders"]["number"] == 2
     })
     .await;
+    // Versions 4 to 6 of the table have the replicas in turn as the head: first this one, which has
+    // number 2.
     let other = |up| replica("gw-1", 1, "250.1.0.2", up);
     fixture.apply(
         vec![
@@ -549,6 +553,7 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
         ],
         13,
     );
+    // One bit for each bucket: all of them move.
     let moved = HeadChange {
         left: u128::MAX,
         returned: 0,
@@ -630,6 +635,8 @@ fn cases_of_purposes() -> Vec<ScanCase> {
             ScanDecision::NotNeeded,
         ),
         ("the first", wants(5), quiet(), None, ScanDecision::Scan),
+        // The last scan's age and duration: 150 ms are less than `SCAN_IDLE_INTERVAL`, 250 ms are
+        // more.
         (
             "unchanged",
             wants(5),

@@ -16,7 +16,7 @@ use canal_model::share::ShareKind;
 use canal_runtime::drain::{DrainObserver, DrainWatcher};
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry};
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
 use quinn_udp::{UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -29,7 +29,7 @@ use super::datagrams::DatagramService;
 use super::zone::{DnsZones, concerns, decide_zones};
 
 /// Timeout of a TCP client that sends nothing, or reads its response too slowly.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// TCP connections at once, at most. The tenants share them.
 const CONNECTIONS_MAX: u64 = 256;
 /// Size in bytes that the kernel's queue of received datagrams should have.
@@ -103,12 +103,12 @@ impl DnsServer {
             dropped,
             &["tenant", "reason"],
         );
-        let (kind, give_way) = (ShareKind::DnsConnections, GiveWay::Oldest);
+        let (kind, revocation_order) = (ShareKind::DnsConnections, RevocationOrder::OldestFirst);
         let connections = TenantLimit::new(TenantLimitConfig {
             kind,
             capacity: CONNECTIONS_MAX,
             reserve: 0,
-            give_way,
+            revocation_order,
         });
         show_shares(registry, &connections);
         let inner = Arc::new(DnsState {
@@ -302,12 +302,12 @@ impl DnsState {
         let mut buffer = Vec::new();
         loop {
             let length = tokio::select! {
-                length = tokio::time::timeout(IDLE, stream.read_u16()) => length,
+                length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()) => length,
                 () = self.traffic.draining() => return,
             };
             let Ok(Ok(length)) = length else { return };
             buffer.resize(length.into(), 0);
-            match tokio::time::timeout(IDLE, stream.read_exact(&mut buffer)).await {
+            match tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut buffer)).await {
                 Ok(Ok(_)) => {}
                 _ => return self.count("tcp", "torn"),
             }
@@ -318,7 +318,7 @@ impl DnsState {
             let length = bytes.len() as u16;
             let whole = [&length.to_be_bytes()[..], &bytes].concat();
             if !matches!(
-                tokio::time::timeout(IDLE, stream.write_all(&whole)).await,
+                tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&whole)).await,
                 Ok(Ok(()))
             ) {
                 return self.count("tcp", "not_sent");

@@ -262,6 +262,8 @@ pub(crate) mod tests {
             address("beta/canal-system/gateway", 6, "az1", &["10.0.1.5"], true),
         ];
         let zones = decide_zones(all.iter(), 1);
+        // The address of a service inside the tier contains its number. Only that of a tenant's
+        // gateway service determines whose queries arrive there; 7 is an application.
         for (local, tenant) in [
             ("240.0.0.5", Some("alpha")),
             ("fdca:a1:0:240::6", Some("beta")),

@@ -62,6 +62,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

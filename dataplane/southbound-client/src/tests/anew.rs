@@ -56,6 +56,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     let full = || Status::resource_exhausted("the names are too many");
     // This stream had brought a good response, so its end does not count.
     stream.fail(full()).await;
+    // The limit of refusals before a stream lists nothing (`EXHAUSTED_STREAMS_MAX`).
     for _ in 0..2 {
         let mut stream = controller.stream().await;
         assert_eq!(count_initial_resources(&mut stream).await, 3);

@@ -27,6 +27,7 @@ fn tenants() -> [Resource; 2] {
 }
 
 /// Answers all first requests with both tenants, one service of alpha, and one policy of each
+// A subscriber that closes tenants has a fourth kind, the manifests.
 /// tenant.
 async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     for kind in SEALED {
@@ -140,6 +141,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     assert_eq!(
         closed(&subscriber).len(),
         1,
+        // The manifest that arrived first names another version of the policy.
         "closed until the manifest agrees"
     );
     stream
@@ -309,9 +311,9 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     );
     let mut stream = controller.stream().await;
     for kind in SEALED {
-        let held = stream.receive().await.unwrap().initial_resource_versions;
-        assert!(!held.contains_key("alpha/shop/deny"), "{kind:?}");
-        assert!(kind != ResourceKind::Authorization || held.contains_key("beta/shop/deny"));
+        let initial = stream.receive().await.unwrap().initial_resource_versions;
+        assert!(!initial.contains_key("alpha/shop/deny"), "{kind:?}");
+        assert!(kind != ResourceKind::Authorization || initial.contains_key("beta/shop/deny"));
     }
     let nack = stream
         .exchange(response(

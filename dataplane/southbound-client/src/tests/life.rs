@@ -64,6 +64,7 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
         ))
         .await;
     assert_eq!(
+        // The fake controller's nonce is `n` and the generation.
         (ack.response_nonce.as_str(), ack.error_detail),
         ("n5", None)
     );
@@ -109,9 +110,9 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     fixture.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
-    let held = stream.receive().await.unwrap().initial_resource_versions;
-    assert_eq!(held.len(), 2);
-    assert_eq!(held["alpha"], "v5");
+    let initial = stream.receive().await.unwrap().initial_resource_versions;
+    assert_eq!(initial.len(), 2);
+    assert_eq!(initial["alpha"], "v5");
     assert_eq!(
         stream.receive().await.unwrap().initial_resource_versions["alpha/shop/a"],
         "v5"
@@ -178,6 +179,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         &[tenant("alpha", 9), tenant("gamma", 3)],
         &["beta"],
     );
+    // Bytes that are no protobuf message.
     bad.resources[1].resource.as_mut().unwrap().value = vec![0xff; 9];
     let nack = stream.exchange(bad).await;
     assert_eq!(
@@ -274,6 +276,7 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
         (UpdateSource::Snapshot, 5, (2, 1))
     );
     assert_eq!(names, ["alpha", "alpha/shop/a", "beta"]);
+    // At the second failure the subscriber has come back from its first wait.
     until("it tries to connect", || {
         fixture.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2
     })
@@ -290,6 +293,7 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
             .await
             .unwrap()
             .initial_resource_versions
+            // Two tenants; the service is listed in the request for its own kind.
             .len(),
         2
     );
@@ -315,6 +319,7 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
         b[at] ^= 1;
         b
     };
+    // Each change of a bit or of the length must change the digest.
     let cases: [(&str, Vec<u8>, &str); 9] = [
         ("torn", good[..good.len() / 2].to_vec(), "digest"),
         ("one byte short", good[..good.len() - 1].to_vec(), "digest"),
@@ -488,6 +493,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let snapshot = fixture.snapshot();
     let (_folder, mut trigger) = fixture.only_subscriber();
     let start = std::time::Instant::now();
+    // The drain is never forced; the second time is the pause that it may take to finish.
     trigger.drain(ms(10_000));
     assert!(trigger.finished(ms(100)).await);
     canal_timing::assert_time(

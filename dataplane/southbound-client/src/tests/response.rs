@@ -51,6 +51,7 @@ type ResponseCase = (
 );
 
 fn response_cases() -> Vec<ResponseCase> {
+    // The state before has generation 5.
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
         let mut r = response(
             6,
@@ -170,6 +171,7 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
 
 #[test]
 fn good_responses_change_only_the_resources_they_name() {
+    // The number is the generation in which the resource came; the state has generation 5.
     let before = ["alpha/shop/a=v5", "alpha=v5", "beta=v5"];
     assert_eq!(names(&initial_state()), before);
     let cases = [
@@ -284,8 +286,8 @@ proptest! {
                     prop_assert_eq!((state.generation(), names(&state)), before);
                 }
             }
-            let held: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
-            prop_assert_eq!(names(&state), held);
+            let expected: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            prop_assert_eq!(names(&state), expected);
         }
     }
 }
@@ -294,6 +296,7 @@ proptest! {
 /// refused by name is named once.
 #[test]
 fn one_bad_tenant_of_many_is_found_by_bisection() {
+    // Many times more than the calls that the bisection may take.
     const TENANTS: u32 = 64;
     let all: Vec<_> = (0..TENANTS)
         .map(|n| tenant(&format!("t{n:02}"), n + 1))
@@ -306,8 +309,8 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
     )
     .unwrap();
     state.apply(&change);
-    let tellings = Arc::new(AtomicU64::new(0));
-    let counter = tellings.clone();
+    let calls = Arc::new(AtomicU64::new(0));
+    let counter = calls.clone();
     let mut apply: ApplyFn = Box::new(move |update, state| {
         counter.fetch_add(1, Relaxed);
         assert!(update.upserts.iter().all(|r| r.name() != "t40"), "tripped");
@@ -316,6 +319,7 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
             .map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
         Ok(unusable.into_iter().collect())
     });
+    // `t40` makes each call fail that contains it; `t03` is only refused by name.
     let refused = deliver_whole(
         &mut apply,
         &ResourceState::default(),
@@ -330,9 +334,5 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
     assert_eq!(state.count(ResourceKind::Tenant), TENANTS as usize - 2);
     // The calls are the whole state, two per halving, and one that announces the closures.
     let most = u64::from(2 + 2 * TENANTS.ilog2());
-    assert!(
-        tellings.load(Relaxed) <= most,
-        "{} tellings",
-        tellings.load(Relaxed)
-    );
+    assert!(calls.load(Relaxed) <= most, "{} calls", calls.load(Relaxed));
 }

@@ -3,7 +3,7 @@
 use canal_model::program::ResourceKind;
 use canal_model::share::ShareKind;
 use canal_runtime::limits::show_shares;
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_testing::FakeController;
 
 use super::fixture::{SubscriptionFixture, response, service, tenant, until};
@@ -12,11 +12,12 @@ use super::fixture::{SubscriptionFixture, response, service, tenant, until};
 async fn shares_and_omitted_resources_are_reported_and_stored() {
     let fixture = SubscriptionFixture::new();
     let kind = ShareKind::GatewayConnections;
+    // Any capacity; what matters are the 7 and later 8 units in use.
     let limit = TenantLimit::new(TenantLimitConfig {
         kind,
         capacity: 100,
         reserve: 0,
-        give_way: GiveWay::Oldest,
+        revocation_order: RevocationOrder::OldestFirst,
     });
     show_shares(&fixture.registry, &limit);
     let alpha = ShareHolder::Tenant("alpha".parse().unwrap());
@@ -29,6 +30,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     let mut controller = FakeController::start().await;
     let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
+    // One subscription for each of the two kinds.
     for _ in 0..2 {
         stream.receive().await.unwrap();
     }
@@ -81,6 +83,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         .await;
     until("the change is reported", || is_reported(&[], 8)).await;
     let reports = controller.reports.report_log().shares.len();
+    // The last report may be counted only after it was recorded here.
     assert!(
         fixture.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1
             && reports >= 2

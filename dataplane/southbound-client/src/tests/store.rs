@@ -25,16 +25,16 @@ fn text(store: u128) -> String {
 
 /// Receives the first requests and returns how many resources they name as present.
 async fn count_initial_resources(stream: &mut FakeStream, kinds: usize) -> usize {
-    let mut held = 0;
+    let mut count = 0;
     for _ in 0..kinds {
-        held += stream
+        count += stream
             .receive()
             .await
             .unwrap()
             .initial_resource_versions
             .len();
     }
-    held
+    count
 }
 
 /// Serves a complete state of the old store: alpha and beta, and alpha's service `a` with ID 1.
@@ -102,6 +102,8 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
+    // All three resources of the old store are claimed until the controller announces another
+    // one.
     assert_eq!(count_initial_resources(&mut stream, 2).await, 3);
     stream
         .send(of(
@@ -183,6 +185,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream, 2).await;
+    // The announcement alone makes the subscriber begin a stream for the new store.
     stream
         .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
@@ -241,6 +244,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     let mut controller = FakeController::start().await;
     let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
+    // All four kinds are requested.
     count_initial_resources(&mut stream, 4).await;
     let deny = policy("alpha", "deny");
     let (alpha, beta) = (tenant("alpha", 1), tenant("beta", 2));

@@ -134,6 +134,7 @@ fn excess_lines_are_dropped_and_counted_without_waiting() {
         .enable_all()
         .build()
         .unwrap();
+    // More than all the writer's blocks hold.
     let sent = 20_000u64;
     LocalSet::new().block_on(&runtime, async {
         let worker = log.worker(&r.shard());
@@ -222,6 +223,7 @@ fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
             &format!("canal_access_log_dropped_total{{reason=\"{reason}\",tenant=\"{tenant}\"}}"),
         )
     };
+    // The flood is more than all the writer's blocks hold.
     let (flood, few) = (20_000u64, 500u64);
     LocalSet::new().block_on(&runtime, async {
         let worker = log.worker(&r.shard());
@@ -290,6 +292,7 @@ fn floods_of_ten_tenants_leave_blocks_to_an_eleventh() {
             &format!("canal_access_log_dropped_total{{reason=\"{reason}\",tenant=\"{tenant}\"}}"),
         )
     };
+    // The floods together are more than all the writer's blocks hold.
     let (flood, few) = (6_000u64, 20u64);
     LocalSet::new().block_on(&runtime, async {
         let worker = log.worker(&r.shard());

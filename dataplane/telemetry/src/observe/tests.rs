@@ -41,6 +41,7 @@ impl Stand {
         let sources = ObserveSources {
             dump: Box::new(|tenant| match tenant {
                 Some(tenant) => serde_json::json!({ "of": tenant.as_str() }),
+                // So large that a dump of everything takes several messages.
                 None => serde_json::json!({ "all": "x".repeat(600 << 10) }),
             }),
             tap: Some(Box::new(move |filter| {
@@ -142,6 +143,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     let (filter, sender) = stand.tap_sender().await;
     assert_eq!(filter.tenant.as_deref(), Some("alpha"));
     let line = Bytes::from([vec![b'x'; 9_999], vec![b'\n']].concat());
+    // 400 lines of 10 kB are more than the window and the queue hold.
     let sent = (0..400).filter(|_| sender.send(line.clone())).count();
     assert!(sent < 200, "the queue is bounded");
     let (mut unread, mut lines, mut dropped) = (0, 0, 0);

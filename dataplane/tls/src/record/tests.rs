@@ -182,6 +182,7 @@ pub(super) async fn converse<
         };
         let mut got = vec![0; data.len()];
         let send = async {
+            // Pieces that are a part of a record, a whole one, and more than one.
             for piece in [1, 2, 100, PLAINTEXT_MAX, PLAINTEXT_MAX + 1, 60_000] {
                 x.write_all(&data[..piece]).await.unwrap();
             }
@@ -365,6 +366,8 @@ fn ticket(n: usize) -> Vec<u8> {
 
 fn data_and_length_cases() -> Vec<RecordCase> {
     let record = bare_record;
+    // `Sealed` is the content, its type (21: alert, 22: handshake, 23: data) and the length of
+    // the padding.
     vec![
         (
             "data and an end",
@@ -418,6 +421,7 @@ fn data_and_length_cases() -> Vec<RecordCase> {
             Err("bad_record"),
         ),
         ("an empty record", vec![record(23, 0, 7)], Err("bad_record")),
+        // A record may have 2^14 + 256 bytes (RFC 8446 section 5.2), its content 2^14.
         (
             "longer than a record may be",
             vec![record(23, 16641, 7)],
@@ -437,6 +441,8 @@ fn data_and_length_cases() -> Vec<RecordCase> {
 }
 
 fn content_type_cases() -> Vec<RecordCase> {
+    // Content types are 20 for ChangeCipherSpec, 21 for alerts and 22 for handshake messages, whose
+    // own type is their first byte (RFC 8446, appendix B).
     let record = bare_record;
     vec![
         (
@@ -503,6 +509,7 @@ fn content_type_cases() -> Vec<RecordCase> {
 }
 
 fn handshake_message_cases() -> Vec<RecordCase> {
+    // Type 24 is KeyUpdate; it asks for an update of the other side with 1, and does not with 0.
     let update = |asked: u8| vec![24, 0, 0, 1, asked];
     vec![
         (
@@ -535,6 +542,7 @@ fn handshake_message_cases() -> Vec<RecordCase> {
             vec![Sealed(update(0), 22, 0), data("a")],
             Err("bad_record"),
         ),
+        // 64 records in a row may be without data.
         (
             "empty records without end",
             (0..65).map(|_| data("")).collect(),

@@ -82,7 +82,7 @@ impl RefusalCounter {
         let hosts = setup.mesh.world.hosts().unwrap_or_default();
         let of_kind = hosts
             .iter()
-            .filter(|host| host.environment.kind == *kind && host.pulse.pid.is_some())
+            .filter(|host| host.environment.kind == *kind && host.process.pid.is_some())
             .map(|host| &host.environment.name);
         let lines = |name: &String| -> Vec<String> {
             let metrics = setup.mesh.metrics(name);

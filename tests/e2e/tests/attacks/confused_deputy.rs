@@ -106,6 +106,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
             "filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: canal-source, value: \"spiffe://alpha.example/ns/default/sa/client\"}]}}]\n    \
              backendRefs: [{name: secret, port: 80}]",
         ),
+        // Beta gets no response to a mirrored request, so `mirrored` reads the counter of alpha's.
         Attack::new("a mirror to alpha's service", mirrored, |s| {
             with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[]))
         }),
@@ -153,6 +154,7 @@ fn endpoints() -> Vec<Attack> {
             AttackOutcome::of(page.contains(" 200"), page)
         })
     };
+    // The control of each attack: beta reaches its own service by the same gateway.
     let own = |s: &AttackWorld| s.served(BETA, OWN, &[]);
     vec![
         Attack::new(
@@ -161,6 +163,7 @@ fn endpoints() -> Vec<Attack> {
                 dialled(
                     s,
                     s.mesh.address("controller").to_string(),
+                    // 15020 serves metrics and 15000 the admin pages; both would answer a dial.
                     15020,
                     "/metrics",
                 )
@@ -197,6 +200,7 @@ fn objects() -> Vec<Attack> {
         let taken = answer.as_ref().is_ok_and(|answer| answer.accepted);
         AttackOutcome::of(taken, answer.map(|answer| answer.diagnostics))
     };
+    // The control: beta writes an object that selects nothing, which it may.
     let harmless = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: harmless, namespace: default}\n\
                     spec: {selector: {matchLabels: {app: nobody}}, action: DENY, rules: [{}]}\n";
     let own = move |s: &AttackWorld| applied(s, "beta", harmless);

@@ -130,6 +130,7 @@ fn subscriptions_to_alpha() -> Vec<Attack> {
                 )
             }
         };
+    // The last argument is the control: the subscriber that may receive these resources.
     vec![
         Attack::new(
             "every kind, by the wildcard, as alpha's node",
@@ -184,6 +185,7 @@ fn subscriptions_of_others() -> Vec<Attack> {
                     &[],
                 ))
             },
+            // The provider's key server serves all tenants, so it gets beta's entitlements too.
             |s| {
                 receives_own(
                     s,
@@ -198,6 +200,7 @@ fn subscriptions_of_others() -> Vec<Attack> {
             |s| {
                 receives(
                     s,
+                    // A token has 64 characters; the controller has none of zeros.
                     &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)),
                     "node~alpha-n1",
                     OWN,
@@ -256,6 +259,7 @@ fn foreign_certificates() -> Vec<Attack> {
         )
         .counted("controller", CERTIFICATES, &[reason])
     };
+    // Each refusal has its own reason, so that no attack is refused by accident.
     vec![
         asks(
             "a certificate of alpha's",
@@ -305,6 +309,8 @@ fn foreign_certificates() -> Vec<Attack> {
             BETA_CLIENT,
             "reason=\"not_gateway\"",
         ),
+        // Alpha's keys are in key servers, so even alpha's node gets no certificate for a key of
+        // its own.
         asks(
             "a certificate whose key is in key servers",
             "alpha-n1",
@@ -404,6 +410,7 @@ fn subscribed(
 
 fn key_servers() -> Vec<Attack> {
     let key = |identity: &str| KeyName::Identity(identity.parse().expect("an identity"));
+    // The control: alpha's node signs by the key of its own pod.
     let alphas = move |s: &AttackWorld| {
         let own = component(s, "alpha-n1", ALPHA_NODE);
         subscribed(s, "alpha-n1", Some(&own), |r| r.sign(key(ALPHA_CLIENT)))
@@ -460,6 +467,7 @@ fn key_servers() -> Vec<Attack> {
             },
             alphas,
         ),
+        // Beta's CA may sign any name, so the issuer decides whether a component is believed.
         Attack::new(
             "a component's identity, signed by beta's authority",
             move |s| {
@@ -498,6 +506,7 @@ fn operators() -> Vec<Attack> {
         foreign(Attack::new(
             "alpha's objects",
             |s| outcome_of(beta_operator(s).get("alpha")),
+            // The control is the same order of beta's operator for its own tenant.
             |s| outcome_of(beta_operator(s).get("beta")),
         )),
         foreign(Attack::new(
@@ -508,6 +517,7 @@ fn operators() -> Vec<Attack> {
         foreign(Attack::new(
             "a new root for alpha",
             |s| outcome_of(beta_operator(s).rotate("alpha")),
+            // A rotation or revocation would disturb the other cases, so the control only reads.
             |s| {
                 AttackOutcome::of(
                     s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0),
@@ -548,7 +558,8 @@ fn operators() -> Vec<Attack> {
     ]
 }
 
-/// The pages that beta can read contain nothing of alpha.
+/// The pages that beta can read do not name alpha at all, not even in a counter. The control of
+/// each is the page of a process that serves alpha.
 fn readable_pages() -> Vec<Attack> {
     let dump = |s: &AttackWorld, host: &str| {
         let socket = s
@@ -570,7 +581,7 @@ fn readable_pages() -> Vec<Attack> {
                     "http://localhost/config_dump",
                 ],
             )
-            .ok();
+            .expect_success();
         AttackOutcome::of(
             output.contains("alpha"),
             output.chars().take(100).collect::<String>(),
@@ -580,7 +591,7 @@ fn readable_pages() -> Vec<Attack> {
         let output = s
             .mesh
             .run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])
-            .ok();
+            .expect_success();
         AttackOutcome::of(
             output.contains("alpha"),
             output

@@ -63,11 +63,13 @@ fn own(s: &AttackWorld) -> String {
 }
 
 fn at_the_edge() -> Vec<Attack> {
+    // The counter's label says which check refused the frame.
     let at = |attack: Attack, what| attack.counted("edge", "canal_edge_packets_total", &[what]);
     let unknown_source = "what=\"drop_unknown_source\"";
     let forged = "what=\"drop_forged\"";
     let address = "what=\"drop_address\"";
     vec![
+        // 101 is alpha's VNI and 102 beta's.
         at(
             tunnelled(
                 "open: alpha's VNI from beta's node, to the edge",
@@ -134,6 +136,8 @@ fn at_the_replica() -> Vec<Attack> {
         )
     };
     let unknown_source = "what=\"drop_unknown_source\"";
+    // 102 is beta's VNI and 101 alpha's. Replicas accept tunnels from edges and other replicas
+    // only.
     vec![
         at(
             tunnelled(
@@ -183,6 +187,7 @@ fn from_a_pod() -> Vec<Attack> {
                 "canal_pod_guard_packets_total",
                 &["tenant=\"beta\"", verdict],
             )
+            // The sender's kernel returns an error at the first frame, so there is one refusal.
             .once()
     };
     let (raw, udp) = ("verdict=\"stopped_tcp\"", "verdict=\"stopped_udp\"");
@@ -274,6 +279,7 @@ fn ports() -> Vec<Attack> {
                 answer,
             )
         };
+    // The control shows that a key server answers at all.
     let alive = |s: &AttackWorld| {
         let own = component(s, "alpha-n1", ALPHA_NODE);
         let answer = Requester {
@@ -289,6 +295,7 @@ fn ports() -> Vec<Attack> {
         Attack::new(
             name,
             move |s: &AttackWorld| dials(s, "beta-n1", to, port),
+            // The control reads the same page from the host itself.
             move |s: &AttackWorld| pages(s, to),
         )
     };

@@ -43,6 +43,7 @@ fn names() -> Vec<Attack> {
         )
     };
     vec![
+        // Each line sends the request to an address that both tenants have, or that only alpha has.
         beta("Host of alpha's service", "http://10.101.0.10/headers", "Host: secret.default.svc.cluster.local"),
         beta("Host of alpha's service, with its trust domain", "http://10.101.0.10/headers", "Host: secret.default.alpha.example"),
         beta("Host of alpha's service by its address", "http://10.101.0.10/headers", "Host: 10.101.0.90"),
@@ -56,6 +57,7 @@ fn names() -> Vec<Attack> {
             },
             alphas,
         ),
+        // A proxy and an application could each believe another Host, so both must be refused.
         Attack::new(
             "two Hosts",
             |s| {
@@ -71,6 +73,7 @@ fn names() -> Vec<Attack> {
 
 /// Headers with which a client claims to be another.
 fn claims() -> Vec<Attack> {
+    // A forged header must not even be refused: the policy denies the client by its certificate.
     let denied = |attack: Attack| {
         attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
     };
@@ -101,6 +104,7 @@ fn claims() -> Vec<Attack> {
             "x-authz-user and its like",
             "x-authz-user: alpha.example/ns/default/sa/client",
         ),
+        // The policy admits the client's address, which the gateway must not take from a header.
         denied(Attack::new(
             "x-forwarded-for of an address that may",
             |s| {
@@ -194,11 +198,12 @@ fn methods() -> Vec<Attack> {
     ]
 }
 
-/// Messages in which a second, forbidden request could be hidden.
+/// Messages that hide a forbidden request if two hops disagree on where the first one ends.
 fn framing() -> Vec<Attack> {
     const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
     let pipelined = |s: &AttackWorld| {
         let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
+        // A silent connection looks like a refusal, so the control may try again.
         poll(deadline(ANSWERED_WITHIN), || {
             let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
             AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)

@@ -22,7 +22,7 @@ fn token(setup: &AttackWorld, query: &str, claims: &str) -> String {
     setup
         .mesh
         .run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url])
-        .ok()
+        .expect_success()
 }
 
 fn with(setup: &AttackWorld, token: &str) -> AttackOutcome {
@@ -51,6 +51,7 @@ fn wrong_tokens() -> Vec<Attack> {
         ))
     };
     vec![
+        // `forge` lets the issuer sign wrongly.
         forged("JWT: alg none", "kid=first&forge=none", GOOD),
         forged(
             "JWT: HMAC with the public key",
@@ -114,11 +115,13 @@ pub(crate) fn attacks() -> Vec<Attack> {
             |s| with(s, ".."),
             good,
         )),
+        // The payload header is the gateway's to set; a client's must be removed.
         Attack::new(
             "the payload of a token that was not there",
             |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]),
             good,
         ),
+        // Only one token may be presented, or a proxy and an application could each choose another.
         Attack::new(
             "two tokens, the second good",
             |s| {
@@ -181,6 +184,7 @@ fn fetches() -> Vec<Attack> {
                 &["-H", &format!("authorization: Bearer {token}")],
             )
         };
+        // The wait is short for an attack, where nothing must come, and long for the control.
         let seen = poll(timeout, ask);
         let _ = operator.delete("beta", "RequestAuthentication", "fetch");
         AttackOutcome::of(seen.reached, (applied, seen.output))

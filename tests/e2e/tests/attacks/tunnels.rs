@@ -116,6 +116,7 @@ fn refused(attack: Attack, kind: &'static str, reason: &'static str) -> Attack {
 /// Returns tunnels with certificates of another trust domain.
 fn certificates_of_others() -> Vec<Attack> {
     let wrong = "reason=\"wrong_trust_domain\"";
+    // The last function of each attack is its control: the same tunnel with the right certificate.
     vec![
         refused(
             Attack::new(
@@ -184,6 +185,7 @@ fn certificates_of_others() -> Vec<Attack> {
 
 /// Returns tunnels with a certificate of the wrong CA, and without any.
 fn certificates_of_nobody() -> Vec<Attack> {
+    // The last function of each attack is its control: the same tunnel with alpha's certificate.
     vec![
         refused(
             Attack::new(
@@ -233,6 +235,7 @@ fn identities() -> Vec<Attack> {
 }
 
 fn destinations() -> Vec<Attack> {
+    // A gateway opens tunnels only to services and pods of the client's own tenant.
     let connects =
         |attack: Attack| attack.counted("gateway", "canal_gateway_refused_connects_total", &[]);
     let inbound = |attack: Attack| {
@@ -242,6 +245,7 @@ fn destinations() -> Vec<Attack> {
             &["direction=\"inbound\""],
         )
     };
+    // The control: the pod that the tunnel was dialled for.
     let alphas_node = |s: &AttackWorld| through_own_node(s, &s.pod(BETA_WEB, 8080));
     vec![
         connects(Attack::new(
@@ -327,7 +331,7 @@ const L7_POD: &str = "alpha/default/web-l7-0";
 /// The tenant and the account of the attacking pod.
 const ACCOUNT_OF_INTRUDER: (&str, &str) = ("alpha", "intruder");
 
-/// Returns tunnels that name another source in a header.
+/// Returns tunnels that name another source in a header; the pods' policies admit only the client.
 fn claimed_sources() -> Vec<Attack> {
     let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), L7_POD, &[]);
     vec![
@@ -432,6 +436,8 @@ fn bypasses() -> Vec<Attack> {
                     &[],
                 )
             },
+            // Through the gateway the intruder may read this path, since the gateway can evaluate
+            // it.
             |s| s.served(INTRUDER, "http://10.101.0.17/blob?size=1", &[]),
         )
         .counted(
@@ -478,12 +484,14 @@ fn words() -> Vec<Attack> {
 }
 
 fn ports() -> Vec<Attack> {
+    // The world's virtual switch drops these packets and counts them by reason.
     let keys = |attack: Attack| attack.dropped(|refused| refused.keys);
     let provider = |attack: Attack| attack.dropped(|refused| refused.provider);
     vec![
         keys(Attack::new(
             "beta's node dials alpha's own key server",
             |s| dials(s, "beta-n1", "alpha-ks", KEYS_PORT),
+            // The control opens the same port from a host that may.
             |s| reaches(s, "alpha-n1", "alpha-ks", KEYS_PORT),
         )),
         Attack::new(

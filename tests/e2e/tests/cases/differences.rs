@@ -90,9 +90,11 @@ pub(crate) fn compare_runs(
     let path = root().join(list);
     let mut counts: BTreeMap<String, (usize, String)> = BTreeMap::new();
     let mut again = BTreeSet::new();
+    // Timing decides some observations, so only what most runs show counts as a difference.
     for round in 0..ROUNDS {
         let found = CaseDifferences::of(&run(&again));
         let listed = Differences::read(list);
+        // With CANAL_BLESS=1 the list is written instead of compared.
         if std::env::var_os("CANAL_BLESS").is_some() {
             std::fs::write(&path, listed.renewed(&found))
                 .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -116,7 +118,7 @@ pub(crate) fn compare_runs(
             let entry = counts.entry(what).or_insert((0, detail));
             entry.0 += 1;
         }
-        // No problem can any more occur in most of the rounds, so the rest need not run.
+        // No problem can still occur in most of the rounds, so the rest need not run.
         if counts
             .values()
             .all(|(count, _)| *count + (ROUNDS - 1 - round) <= ROUNDS / 2)
@@ -250,6 +252,8 @@ impl Differences {
             // busy client may be silent for so long.
             let is_relayed =
                 |road: &&String| road.starts_with(UNDECLARED) && meshed(road).is_none();
+            // A difference that varies must show on some path; one that depends on load need not
+            // show at all.
             let occurs = match one.observed.as_str() {
                 MAY => true,
                 ANY => !on.is_empty(),
@@ -377,6 +381,8 @@ fn unlisted_and_vanished_differences_are_reported() {
         1,
         "listed for two roads, seen on one"
     );
+    // An undeclared port that shows no difference was relayed after its silence, as without the
+    // mesh.
     let relayed = CaseObservation {
         road: "undeclared-pod4".into(),
         ..one(true, "x")

@@ -22,7 +22,7 @@ const SNIFFED_SERVICE: [&str; 2] = ["10.101.0.30", "fd00:101::30"];
 const TCP_BASES: [u16; 2] = [7100, 7200];
 const HTTP_PORTS: [u16; 2] = [8080, 8082];
 /// Maximum time of a single wait of a case in the timing tier, in seconds.
-const PATIENCE_S: u32 = 4;
+const WAIT_MAX_S: u32 = 4;
 /// First source port that cases bind; each path has ten.
 const FIXED_PORTS: u16 = 20_000;
 
@@ -67,17 +67,17 @@ impl ClientPath {
         let declared = usize::from(!self.is_declared);
         if self.kind == "http" {
             return json!({"target": self.target(), "port": HTTP_PORTS[declared], "run": self.name(), "control": SERVER[0],
-                          "patience": patience_s()});
+                          "patience": wait_max_s()});
         }
         json!({"target": self.target(), "base": TCP_BASES[declared], "own": CLIENT[self.family], "fixed": FIXED_PORTS + 10 * n,
-               "control": SERVER[0], "names": names(self.target()), "patience": patience_s(), "timed": is_timed()})
+               "control": SERVER[0], "names": names(self.target()), "patience": wait_max_s(), "timed": is_timed()})
     }
 }
 
 /// Returns the maximum time of a single wait of a case, in seconds. Some cases end only when it
 /// expires, so it is short in the gate.
-fn patience_s() -> u32 {
-    PATIENCE_S * slack()
+fn wait_max_s() -> u32 {
+    WAIT_MAX_S * slack()
 }
 
 /// Returns the names of addresses in observations. A client's Service address counts as the
@@ -124,7 +124,7 @@ pub(crate) fn start_servers(mesh: &Mesh) -> Vec<Child> {
                 &program(kind),
                 "server",
                 &names(SERVER[0]).to_string(),
-                &patience_s().to_string(),
+                &wait_max_s().to_string(),
             ],
         );
         let mut line = String::new();

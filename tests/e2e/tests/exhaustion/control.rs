@@ -34,7 +34,7 @@ fn open_connections(
 }
 
 /// Calls repeatedly from several threads until the time is over, and returns the number of calls.
-fn again(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
+fn call_repeatedly(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
     let ends = Instant::now() + lasts;
     let caller = || {
         let mut calls = 0;
@@ -59,7 +59,7 @@ fn calls(
     call: impl Fn(&ExhaustionWorld) + Send + Sync + 'static,
 ) -> ExhaustionCase {
     ExhaustionCase::new(name, tries_min, move |setup, lasts| {
-        again(lasts, threads, || call(setup))
+        call_repeatedly(lasts, threads, || call(setup))
     })
 }
 
@@ -134,9 +134,12 @@ fn remove(setup: &ExhaustionWorld) {
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
     vec![
+        // Numbers of connections fall with their cost to the attacker: a socket, bytes, a
+        // handshake.
         open_connections("connections to the controller without a byte", 3000, || {
             Hold::Silent
         }),
+        // The beginning of a ClientHello of 512 bytes, of which the rest never comes.
         open_connections(
             "connections to the controller with half a TLS hello",
             1500,
@@ -147,6 +150,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         }),
         calls("calls with an unknown token", 20, 4, |setup| {
             let unauthenticated =
+                // A token has 64 characters; the controller has none of zeros.
                 Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
             // The call is expected to be refused.
             let _ = unauthenticated.get("alpha");
@@ -163,6 +167,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             },
         ),
         calls("subscriptions to long unknown names", 2, 2, |setup| {
+            // 300 names of 60,000 bytes: 18 MB that a subscriber could make the controller keep.
             let names: Vec<String> = (0..300)
                 .map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000)))
                 .collect();
@@ -174,6 +179,8 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
         }),
         calls("objects with large annotations", 1, 2, |setup| {
+            // 12 objects of 500,000 bytes are 6 MB, within the 8 MiB of a tenant
+            // (`configurationBytes`).
             let _ = setup.operator().apply("alpha", &padded(12, 500_000));
         })
         .restored_by(remove),
@@ -189,6 +196,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             1,
             1,
             |setup| {
+                // Two lists of 600 values are more than the 1,024 that a policy may have.
                 let _ = setup.operator().apply("alpha", &policies(50, 600));
             },
         )
@@ -196,6 +204,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         calls(
             "small changes as fast as they are accepted",
             5,
+            // One small object, applied by four callers at once: the rate of changes is the load.
             4,
             |setup| {
                 let _ = setup.operator().apply("alpha", &padded(1, 10));

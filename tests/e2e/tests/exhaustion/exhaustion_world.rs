@@ -107,7 +107,7 @@ impl ExhaustionWorld {
             else {
                 continue;
             };
-            let Some(mib) = host.pulse.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else {
+            let Some(mib) = host.process.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else {
                 continue;
             };
             let peak = peaks
@@ -133,7 +133,7 @@ impl ExhaustionWorld {
                 .world
                 .host(name)
                 .ok()
-                .and_then(|host| host.pulse.pid);
+                .and_then(|host| host.process.pid);
             // Writing to a `String` cannot fail.
             let _ = write!(
                 text,
@@ -211,6 +211,7 @@ pub(super) fn setup() -> &'static ExhaustionWorld {
         let files = tempfile::tempdir().expect("a directory");
         let authorities = authorities(files.path());
         let mesh = Mesh::up_with("trust.yaml", "e2e-exhaustion", |topology| {
+            // Handshakes must need key servers, so that an attack on these would be noticed.
             for tenant in &mut topology.tenants {
                 tenant.keys = Some(TenantKeysTopology {
                     location: TopologyKeyLocation::KeyServer,

@@ -25,7 +25,7 @@ const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
 /// Memory that a process may keep in addition to 1.5 times its earlier memory.
 const KEPT_MIB: u64 = 32;
 /// A change is in force on a machine that does nothing else.
-const SOON: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of denials by beta, and number of kills of a gateway.
 const TIMES: usize = 3;
 /// The world restarts a process that ran this long after its shortest pause, which it doubles for
@@ -48,7 +48,7 @@ fn beta_code(setup: &ExhaustionWorld, pod: &str, more: &[&str]) -> u16 {
 
 /// Waits until a request of beta's has this status, and returns how long that took.
 fn until_code(setup: &ExhaustionWorld, what: &str, code: u16) -> Duration {
-    until(deadline(SOON), what, || {
+    until(deadline(STEP_TIMEOUT), what, || {
         beta_code(setup, BETA, &["--max-time", "1"]) == code
     })
 }
@@ -75,7 +75,7 @@ fn deny(setup: &ExhaustionWorld) -> Duration {
 /// Beta revokes an identity. Returns the time from the order until a pod with that identity is
 /// refused.
 fn revoke(setup: &ExhaustionWorld) -> Duration {
-    until(deadline(SOON), "the intruder is served", || {
+    until(deadline(STEP_TIMEOUT), "the intruder is served", || {
         beta_code(setup, BETA_INTRUDER, &[]) == 200
     });
     let ordered = Instant::now();
@@ -83,7 +83,7 @@ fn revoke(setup: &ExhaustionWorld) -> Duration {
         .provider()
         .revoke("beta", "spiffe://beta.example/ns/default/sa/intruder")
         .expect("the provider gets answers");
-    until(deadline(SOON), "the intruder is refused", || {
+    until(deadline(STEP_TIMEOUT), "the intruder is refused", || {
         beta_code(setup, BETA_INTRUDER, &["--max-time", "1"]) != 200
     });
     ordered.elapsed()
@@ -133,7 +133,7 @@ fn residents(setup: &ExhaustionWorld) -> Vec<u64> {
             .world
             .host(name)
             .ok()
-            .and_then(|host| host.pulse.pid)
+            .and_then(|host| host.process.pid)
             .unwrap_or_else(|| panic!("{name} runs"));
         resident_mib(pid, "VmRSS:").unwrap_or_else(|| panic!("{name} has memory"))
     };
@@ -158,7 +158,7 @@ fn delete(setup: &ExhaustionWorld, tenant: &str) {
 fn until_nothing_is_used(setup: &ExhaustionWorld, tenant: &str) {
     for (kind, name) in CONFIGURATION_SHARES {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{tenant} has nothing of {}", kind.key()),
             || used(setup, tenant, name) == 0,
         );
@@ -173,6 +173,7 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
     let before = residents(setup);
     fill(setup);
     let (denied, revoked) = beside_changes(setup, || {
+        // The slowest denial counts, because a single one may meet a pause of alpha's compilations.
         let denied = (0..TIMES).map(|_| deny(setup)).max().unwrap_or_default();
         (denied, revoke(setup))
     });
@@ -193,11 +194,13 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
     until_nothing_is_used(setup, "alpha");
     let (deleted, max): (_, Vec<u64>) = (
         Instant::now(),
+        // Allocators keep some freed memory, so the bound is above the memory before.
         before.iter().map(|mib| mib * 3 / 2 + KEPT_MIB).collect(),
     );
     let fits = |now: &[u64]| now.iter().zip(&max).all(|(now, max)| now <= max);
     let mut now = residents(setup);
     while !fits(&now) && deleted.elapsed() < GIVEN_BACK_WITHIN {
+        // Allocators give pages back with a delay.
         std::thread::sleep(Duration::from_millis(500));
         now = residents(setup);
     }
@@ -210,6 +213,7 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
         fits(&now),
         "memory is given back within a minute of the deletion of a tenant"
     );
+    // The next tests need alpha as it was.
     std::fs::remove_dir(folder(setup, "config/alpha")).expect("alpha's empty folder");
     std::fs::rename(folder(setup, "alpha-was"), folder(setup, "config/alpha"))
         .expect("alpha's files");
@@ -244,7 +248,7 @@ impl Drop for StoppedReplicas<'_> {
                 eprintln!("{name} does not start again: {error}");
             }
         }
-        if let Err(error) = world.wait_ready(deadline(SOON)) {
+        if let Err(error) = world.wait_ready(deadline(STEP_TIMEOUT)) {
             eprintln!("the replicas are not ready again: {error}");
         }
     }
@@ -255,22 +259,22 @@ fn restart(setup: &ExhaustionWorld, started: &Cell<Instant>) -> Duration {
     let world = &setup.mesh.world;
     if is_timed() {
         // The pause is the world's, and no part of the time that is judged.
-        until(deadline(SOON), "gw-1 has run long enough", || {
+        until(deadline(STEP_TIMEOUT), "gw-1 has run long enough", || {
             started.get().elapsed() > RAN_LONG
         });
     }
     until_code(setup, "beta is served", 200);
-    let starts = world.host("gw-1").expect("gw-1").pulse.restarts;
+    let starts = world.host("gw-1").expect("gw-1").process.restarts;
     world.kill("gw-1", Signal::Kill).expect("gw-1 runs");
     // A connection that begins while no replica is up waits for TCP's retransmission of its SYN,
     // which comes after a second. The time that is judged is the gateway's, so attempts are short.
     let attempt = if is_timed() { "0.2" } else { "1" };
-    let took = until(deadline(SOON), "beta is served again", || {
+    let took = until(deadline(STEP_TIMEOUT), "beta is served again", || {
         beta_code(setup, BETA, &["--max-time", attempt]) == 200
     });
     started.set(Instant::now());
     assert!(
-        world.host("gw-1").expect("gw-1").pulse.restarts > starts,
+        world.host("gw-1").expect("gw-1").process.restarts > starts,
         "gw-1 was started again"
     );
     took
@@ -289,7 +293,7 @@ fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     setup
         .mesh
         .world
-        .wait_ready(deadline(SOON))
+        .wait_ready(deadline(STEP_TIMEOUT))
         .expect("all are ready");
     fill(setup);
     let stopped = StoppedReplicas::stop(setup);
@@ -319,15 +323,19 @@ fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
                    80}]}\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, namespace: default}\nspec: \
                    {parentRefs: [{group: \"\", kind: Service, name: web}], rules: [{matches: [{path: {type: RegularExpression, value: '/[ab]{30}'}}], \
                    backendRefs: [{name: web, port: 80}]}]}\n";
-    until(deadline(SOON), "gamma's objects are accepted", || {
-        setup
-            .provider()
-            .apply("gamma", objects)
-            .is_ok_and(|answer| answer.accepted)
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "gamma's objects are accepted",
+        || {
+            setup
+                .provider()
+                .apply("gamma", objects)
+                .is_ok_and(|answer| answer.accepted)
+        },
+    );
     for (kind, name) in CONFIGURATION_SHARES {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("gamma has some of {}", kind.key()),
             || used(setup, "gamma", name) > 0,
         );
@@ -339,7 +347,9 @@ fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
             .mesh
             .counted_at("gateway", "canal_share_used", &["tenant=\"gamma\""])
     };
-    until(deadline(SOON), "gamma has nothing at gateways", || {
-        at_gateways() == 0
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "gamma has nothing at gateways",
+        || at_gateways() == 0,
+    );
 }

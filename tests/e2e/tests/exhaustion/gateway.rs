@@ -54,11 +54,13 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             Hold::Bytes(half_hello())
         }),
         open_connections("a TLS hello byte by byte", MANY / 3, || {
+            // One byte in 300 ms makes a hello of ten bytes last three seconds.
             Hold::Drip(half_hello(), Duration::from_millis(300))
         }),
         open_connections("bytes that are no TLS", MANY / 3, || {
             Hold::Bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec())
         }),
+        // Few connections are enough here, since each sends without an end.
         open_connections("endless bytes that are no TLS", 50, || {
             Hold::Flood(vec![0x16; 16 << 10])
         }),
@@ -74,6 +76,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 .connections_opened
         },
     ));
+    // Each connection costs the attacker a handshake, so the numbers of connections are small.
     let streams = |name, connections: usize, streams: usize, payload: usize| {
         ExhaustionCase::new(
             name,
@@ -95,6 +98,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
     };
     cases.push(streams("silent tunnels", 20, 100, 0));
     cases.push(streams("tunnels with half a request", 20, 100, 20));
+    // 4 MiB exceed a stream's window, so that it stays full.
     cases.push(streams("tunnels whose windows are full", 20, 50, 4 << 20));
     cases.push(streams(
         "tunnels to an application that does not read",
@@ -117,6 +121,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 .connections_opened
         },
     ));
+    // Nothing is left open, so the attempts per second are the load.
     cases.push(ExhaustionCase::new(
         "connections that are opened and reset",
         1000,

@@ -111,6 +111,7 @@ fn patterns(count: usize) -> String {
 
 /// Limits of gateways.
 fn gateway_cases() -> Vec<LimitCase> {
+    // Each flood exceeds the share of alpha in `SHARES`.
     vec![
         LimitCase {
             name: "a gateway's connections without an identity",
@@ -141,6 +142,7 @@ fn gateway_cases() -> Vec<LimitCase> {
         LimitCase {
             name: "a gateway's requests",
             share: Some(ShareKind::GatewayRequests),
+            // A body that does not end keeps its request in flight.
             attack: unfinished_requests,
             refusals: |mesh| {
                 mesh.counted_at(
@@ -272,11 +274,15 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 
 /// Shares that another test fills, because that needs more than a few hundred connections or
 /// objects, and the file of that test.
-const FILLED_ELSEWHERE: [(ShareKind, &str); 17] = [
+const FILLED_ELSEWHERE: [(ShareKind, &str); 18] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
     (
         ShareKind::GatewayDelayedRequests,
         "dataplane/gateway-engine/tests/loopback/faults.rs",
+    ),
+    (
+        ShareKind::GatewayMirroredRequests,
+        "dataplane/gateway-engine/tests/loopback/mirrors.rs",
     ),
     (
         ShareKind::GatewayBodyBytes,

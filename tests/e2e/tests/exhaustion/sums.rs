@@ -39,6 +39,7 @@ fn eleven(topology: &mut Topology, authorities: &str) {
         .find(|tenant| tenant.name == "beta")
         .expect("a tenant to copy")
         .clone();
+    // The test needs neither key servers nor the identity provider.
     topology.key_servers.clear();
     topology.hosts.clear();
     topology.tenants = (0..=GREEDY)
@@ -51,17 +52,20 @@ fn eleven(topology: &mut Topology, authorities: &str) {
                 .iter_mut()
                 .for_each(|it| it.name.clone_from(&node));
             tenant
+                // One node and two pods for each tenant keep the world small.
                 .pods
                 .retain(|pod| ["web", "client"].contains(&pod.name.as_str()));
             tenant
                 .pods
                 .iter_mut()
                 .for_each(|pod| pod.nodes = vec![node.clone()]);
+            // VNIs must differ; trust domains are derived from names.
             (tenant.vni, tenant.trust_domain, tenant.name) =
                 (201 + n as u32, format!("{name}.example"), name);
             tenant
         })
         .collect();
+    // One gateway, so that all tenants share its limits.
     topology.gateways.retain(|gateway| gateway.name == "gw-1");
     for gateway in topology
         .gateways
@@ -117,7 +121,7 @@ struct FullLimit {
 
 impl FullLimit {
     /// Returns how many holders were refused or gave way so far.
-    fn given_way(self, mesh: &Mesh) -> u64 {
+    fn refusals(self, mesh: &Mesh) -> u64 {
         let label = format!("limit=\"{}\"", self.name);
         let families = ["canal_share_refused_total", "canal_share_revoked_total"];
         families
@@ -144,6 +148,7 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
     let files = tempfile::tempdir().expect("a directory");
     let began = std::time::Instant::now();
     let root = TestAuthority::root(LAST);
+    // The test signs for the eleventh tenant, whose client it plays.
     let domain = files.path().join(format!("{LAST}.example"));
     write_authority(&root, &domain);
     let mesh = Mesh::up_with("trust.yaml", "e2e-sums", |topology| {
@@ -180,22 +185,25 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
         );
         assert!(issued.is_ok(), "a certificate of the eleventh: {issued:?}");
     };
+    // `?` is the number of a greedy tenant.
     let (pod, node_host) = ("t?/default/client-0", "t?-n1");
     let exhaust =
         |host: &str, to: SocketAddr, hold: Hold<'_>, limit: FullLimit, served: &dyn Fn()| {
-            let before = limit.given_way(&mesh);
+            // A refusal, or an old connection that gave way, shows that the limit is reached.
+            let before = limit.refusals(&mesh);
             beside(&mesh, host, to, &hold, || {
                 until(
                     deadline(FLOOD_LASTS),
                     &format!("{} is full", limit.name),
-                    || limit.given_way(&mesh) > before,
+                    || limit.refusals(&mesh) > before,
                 );
+                // Several times, because one success could meet a moment with free capacity.
                 (0..5).for_each(|_| served());
             });
             println!(
                 "{}: {} gave way or were refused",
                 limit.name,
-                limit.given_way(&mesh) - before
+                limit.refusals(&mesh) - before
             );
         };
     let of_gateway = |name| FullLimit {

@@ -67,6 +67,8 @@ fn half_heads(setup: &ExhaustionWorld, lasts: Duration) -> u64 {
 }
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
+    // The first number is the minimum of requests for the attack to count, the second that of
+    // connections.
     vec![
         flood(
             "requests as fast as they are answered",

@@ -107,12 +107,14 @@ pub(super) fn assert_served(setup: &ExhaustionWorld, attack: &str) {
         "--timeout-ms",
         &timeout,
     ];
+    // Few requests on two connections: the test asks if anyone is starved, not how fast beta is.
     let report = setup.mesh.run(BETA, &argv).json();
     assert_eq!(
         (&report["succeeded"], &report["failed"]),
         (&20.into(), &0.into()),
         "{attack}: beta's requests: {report}"
     );
+    // Each of these is a handshake, of which an unoptimized build makes few.
     let (credential, web) = (setup.member("beta", "client"), setup.web("beta"));
     for _ in 0..3 {
         let opened = tunnel(
@@ -124,6 +126,7 @@ pub(super) fn assert_served(setup: &ExhaustionWorld, attack: &str) {
             "{attack}: a new connection of beta's: {opened:?}"
         );
     }
+    // The controller must serve beta's nodes and operators too.
     let node = Caller::as_itself(&setup.mesh.world, "beta-n1");
     let issued = node.certificate(BETA_NODE, &request(&[BETA_NODE]), None);
     assert!(

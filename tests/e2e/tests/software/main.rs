@@ -49,6 +49,7 @@ fn foreign_software_works_as_without_the_mesh() {
     let mesh = Mesh::up("software.yaml", "e2e-soft");
     let (programs, missing): (Vec<SoftwareProgram>, Vec<SoftwareProgram>) = SoftwareProgram::all()
         .into_iter()
+        // Few machines have every program; `PROGRAMS_MIN` must run.
         .partition(|program| program.missing(&mesh).is_none());
     for program in &missing {
         println!(
@@ -70,6 +71,7 @@ fn foreign_software_works_as_without_the_mesh() {
         };
         let (waiting, observed) = (Mutex::new(chosen()), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
+            // Several programs at once: most of the time each waits for its server.
             for _ in 0..WORKERS {
                 scope.spawn(|| {
                     while let Some(program) =

@@ -202,6 +202,7 @@ impl SoftwareProgram {
             if part == ClientPart::Crowd {
                 continue;
             }
+            // How the client ends is an observation like others.
             let ended = output
                 .code
                 .map_or("by a signal".to_owned(), |code| code.to_string());

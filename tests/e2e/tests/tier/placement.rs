@@ -21,7 +21,7 @@ pub(super) fn gateways() -> impl Iterator<Item = String> {
 /// Returns the number of starts of each replica after the first.
 pub(super) fn restarts() -> Vec<(String, u32)> {
     let starts = |name: String| {
-        let starts = mesh().world.host(&name).unwrap().pulse.restarts;
+        let starts = mesh().world.host(&name).unwrap().process.restarts;
         (name, starts)
     };
     gateways().map(starts).collect()

@@ -20,7 +20,7 @@ use socket2::{Domain, Socket, Type};
 use crate::lab::LabNetns;
 
 /// Maximum time of an answer of the stack on a quiet machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const STACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;
 
@@ -48,9 +48,11 @@ impl Host {
         netns.within(|| {
             // A cookie would own a session without a request, which the model does not have.
             std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0").unwrap();
+            // Histories leave requests half open, so the kernel's limit must be above their number.
             std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", "65536").unwrap();
         });
         let tun = netns.tun("tun0");
+        // Inner addresses of services are in 240.0.0.0/8 and its IPv6 counterpart.
         for command in [
             "link set tun0 up",
             "route add local 240.0.0.0/8 dev lo",
@@ -68,6 +70,8 @@ impl Host {
         let listener = netns.within(|| {
             let listener = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
             listener
+                // The port only has to be free: socket steering assigns sessions of any port to the
+                // listener.
                 .bind(&"[::]:20000".parse::<SocketAddr>().unwrap().into())
                 .unwrap();
             listener.listen(BACKLOG).unwrap();
@@ -171,7 +175,9 @@ impl Host {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     let from = from.as_socket().unwrap();
-                    socket.set_read_timeout(Some(deadline(PATIENCE))).unwrap();
+                    socket
+                        .set_read_timeout(Some(deadline(STACK_TIMEOUT)))
+                        .unwrap();
                     self.accepted.insert(
                         SocketAddr::new(from.ip().to_canonical(), from.port()),
                         socket,
@@ -179,7 +185,7 @@ impl Host {
                 }
                 Err(e)
                     if e.kind() == ErrorKind::WouldBlock
-                        && asked.elapsed() < deadline(PATIENCE) =>
+                        && asked.elapsed() < deadline(STACK_TIMEOUT) =>
                 {
                     std::thread::sleep(Duration::from_micros(100))
                 }

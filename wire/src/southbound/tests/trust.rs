@@ -35,6 +35,7 @@ fn clauses() -> Vec<a::Clause> {
             M::Suffix("c".into()),
             M::Present,
         ]
+        // An IPv4 and an IPv6 network.
     };
     let nets = || {
         vec![
@@ -54,6 +55,7 @@ fn clauses() -> Vec<a::Clause> {
         A::Host,
         A::Method,
         A::ServerName,
+        // A clause also needs excluded values, here the empty text.
     ];
     let mut all: Vec<_> = words
         .into_iter()
@@ -329,6 +331,7 @@ type PolicyCase = (&'static str, wire::Authorization, &'static str);
 
 fn broken_actions_and_targets() -> Vec<PolicyCase> {
     let good = good_authorization();
+    // The policy belongs to alpha.
     let other = Some(wire::PolicyKey {
         tenant: "beta".into(),
         namespace: "shop".into(),
@@ -466,6 +469,7 @@ fn broken_matches() -> Vec<PolicyCase> {
             one(ruled(K::RequestClaim, &[], exact())),
             "without a path",
         ),
+        // One path element more than the limit, CLAIM_DEPTH_MAX.
         (
             "claim too deep",
             one(ruled(
@@ -496,6 +500,7 @@ fn policies_beyond_their_limits() -> Vec<PolicyCase> {
         (
             "too many sources",
             one(wire::Rule {
+                // 513 is one more than the 512 sources, or operations, of a rule.
                 from: vec![wire::All::default(); 513],
                 ..Default::default()
             }),

@@ -91,6 +91,7 @@ fn read(words: &[&str]) -> Result<SpoofCommand> {
             .ok_or_else(|| bad(format!("{word:?} is not NAME=VALUE")))?;
         fields.insert(name, value);
     }
+    // What is not taken by the end is an unknown word.
     let mut take = |name: &str| fields.remove(name);
     let from: SocketAddr = parsed("from", take("from"))?.ok_or_else(|| bad("no from"))?;
     let to: SocketAddr = parsed("to", take("to"))?.ok_or_else(|| bad("no to"))?;

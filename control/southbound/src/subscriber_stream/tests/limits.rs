@@ -16,6 +16,7 @@ fn subscribe(names: impl Iterator<Item = String>) -> DeltaDiscoveryRequest {
 fn names_are_bounded_in_bytes_each_and_together() {
     let catalog = Catalog::default();
     let mut s = SubscriberStream::new(gateway("g1"), SessionLimits::default());
+    // One byte more than NAME_BYTES_MAX.
     let long = "a".repeat(NAME_BYTES_MAX + 1);
     let refused = s
         .handle_request(subscribe([long.clone()].into_iter()), &catalog)
@@ -41,6 +42,7 @@ fn names_are_bounded_in_bytes_each_and_together() {
     // and the stream ends at 64 MiB.
     let batch = |n: usize| subscribe((0..1000).map(move |at| format!("{n:03}-{at:0>1020}")));
     let mut taken = 0;
+    // 100 requests are 122 MiB, far more than the limit of 64 MiB.
     let refused = (0..100).find_map(|n| match s.handle_request(batch(n), &catalog) {
         Ok(_) => {
             taken += 1000 * 1280;
@@ -50,6 +52,7 @@ fn names_are_bounded_in_bytes_each_and_together() {
     });
     assert_eq!(refused.unwrap().reason(), "name_bytes");
     assert!(
+        // The last request that fits ends within one request, 1.2 MiB, of the limit.
         taken <= 64 * MIB && taken > 62 * MIB && s.name_bytes() == taken,
         "{taken}"
     );
@@ -189,6 +192,7 @@ fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
     w.set("alpha", &shop(&["a"]));
     w.set("beta", &shop(&["b"]));
     let mut s = SubscriberStream::new(node("alpha", "n1"), SessionLimits::default());
+    // The three requests list 100,000 names of another tenant.
     let foreign: Vec<String> = (0..100_000).map(|n| format!("beta/shop/{n}")).collect();
     subscribe_holding(&mut s, &w, &foreign, 3).unwrap();
     assert_eq!(
@@ -199,6 +203,7 @@ fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
         ),
         (0, 0, 100_000)
     );
+    // OUT_OF_SCOPE_BYTES_MAX, 256 KiB, divided by the price of a name leaves fewer than 1,000.
     assert!(s.out_of_scope.len() < 1_000, "{}", s.out_of_scope.len());
     let answer = removed(&mut s, &w);
     assert!(
@@ -214,6 +219,7 @@ fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
         let is_removal = !r.removed_resources.is_empty();
         nacked.extend(r.removed_resources);
         let error_detail = is_removal.then(|| WireStatus {
+            // Only the removals are refused.
             message: "no".into(),
             ..WireStatus::default()
         });

@@ -147,14 +147,14 @@ fn first_batch_of_a_stream_brings_every_manifest() {
 #[test]
 fn manifest_is_sent_after_everything_that_it_seals() {
     let mut w = StreamWorld::default();
-    let mut says = shop(&["a", "b"]);
-    says.policies.insert("old".into());
-    w.set("alpha", &says);
+    let mut script = shop(&["a", "b"]);
+    script.policies.insert("old".into());
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(gateway("g1"));
     c.settle(&w);
-    says.policies = ["new".to_string()].into();
-    says.services.insert("a".into(), 77);
-    w.set("alpha", &says);
+    script.policies = ["new".to_string()].into();
+    script.services.insert("a".into(), 77);
+    w.set("alpha", &script);
     let mut kinds = Vec::new();
     while let Some(response) = c.session.next_response(&w.catalog) {
         kinds.push(kind_of(&response.type_url).unwrap());
@@ -170,8 +170,8 @@ fn manifest_is_sent_after_everything_that_it_seals() {
         ]
     );
     assert_eq!(c.sealed, [("alpha".to_string(), true)].into());
-    says.services.insert("a".into(), 78);
-    w.set("alpha", &says);
+    script.services.insert("a".into(), 78);
+    w.set("alpha", &script);
     assert_eq!(c.settle(&w), ["Service +alpha/shop/a"]);
     assert!(
         c.session.next_response(&w.catalog).is_none(),
@@ -200,8 +200,8 @@ fn refused_resource_of_the_provider_holds_up_everything() {
 fn one_refused_resource_does_not_hold_up_the_others() {
     let mut w = StreamWorld::default();
     let names: Vec<String> = (0..9).map(|i| format!("s{i}")).collect();
-    let says = shop(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    w.set("alpha", &says);
+    let script = shop(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    w.set("alpha", &script);
     let mut c = TestSubscriber::new(node("alpha", "n9"));
     c.refuses.insert("alpha/shop/s5".into());
     c.settle(&w);
@@ -224,7 +224,7 @@ fn one_refused_resource_does_not_hold_up_the_others() {
     );
     assert_eq!(c.settle(&w), [""; 0], "what was refused is not sent again");
 
-    let mut other = says.clone();
+    let mut other = script.clone();
     other.services.insert("s1".into(), 50);
     w.set("alpha", &other);
     assert_eq!(c.settle(&w), ["Service +alpha/shop/s1"], "others go on");

@@ -36,11 +36,11 @@ pub(super) fn itself(name: &TenantName) -> program::Tenant {
     }
 }
 
-pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
+pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
     let t = tenant(name);
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
     let mut out = vec![Resource::Tenant(itself(&t))];
-    out.extend(says.gateways.iter().map(|g| {
+    out.extend(script.gateways.iter().map(|g| {
         Resource::GatewayReplica(program::GatewayReplica {
             tenant: t.clone(),
             replica: g.parse().unwrap(),
@@ -49,7 +49,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             draining: false,
         })
     }));
-    out.extend(says.services.iter().map(|(s, id)| {
+    out.extend(script.services.iter().map(|(s, id)| {
         Resource::Service(Service {
             key: key(s),
             id: canal_model::ids::ServiceId::new(*id).unwrap(),
@@ -60,7 +60,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             policy_paths: Default::default(),
         })
     }));
-    out.extend(says.workloads.iter().map(|(w, (service, node, ready))| {
+    out.extend(script.workloads.iter().map(|(w, (service, node, ready))| {
         Resource::Workload(Workload {
             tenant: t.clone(),
             namespace: "shop".parse().unwrap(),
@@ -80,8 +80,8 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             udp_ports: Default::default(),
         })
     }));
-    out.extend(says.policies.iter().map(|p| refused::policy(&t, p)));
-    out.extend(says.routes.iter().map(|(s, to)| {
+    out.extend(script.policies.iter().map(|p| refused::policy(&t, p)));
+    out.extend(script.routes.iter().map(|(s, to)| {
         let backend = |b: &String| Backend {
             weight: 1,
             target: BackendTarget::Service {
@@ -118,6 +118,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));
@@ -130,10 +131,10 @@ pub(super) struct StreamWorld {
 }
 
 impl StreamWorld {
-    pub(super) fn set(&mut self, name: &str, says: &TenantScript) {
+    pub(super) fn set(&mut self, name: &str, script: &TenantScript) {
         let t = tenant(name);
         let generation = Generation(self.catalog.generation.0 + 1);
-        let gateways = says
+        let gateways = script
             .gateways
             .iter()
             .map(|g| GatewayClaim {
@@ -148,12 +149,12 @@ impl StreamWorld {
             gateway_cidrs: vec![],
         };
         let compiled = CompiledTenant {
-            resources: if says.is_partial {
+            resources: if script.is_partial {
                 vec![]
             } else {
-                resources(name, says)
+                resources(name, script)
             },
-            complete: !says.is_partial,
+            complete: !script.is_partial,
             ..CompiledTenant::nothing(TenantClaims {
                 tenant: t.clone(),
                 isolation: Some(isolation),
@@ -176,19 +177,19 @@ impl StreamWorld {
 }
 
 pub(super) fn shop(services: &[&str]) -> TenantScript {
-    let mut says = TenantScript {
+    let mut script = TenantScript {
         gateways: ["g1".to_string()].into(),
         ..TenantScript::default()
     };
     for (i, s) in services.iter().enumerate() {
-        says.services.insert(s.to_string(), i as u32 + 1);
-        says.workloads.insert(
+        script.services.insert(s.to_string(), i as u32 + 1);
+        script.workloads.insert(
             format!("{s}-0"),
             (s.to_string(), format!("n{}", i % 2), true),
         );
-        says.routes.insert(s.to_string(), vec![s.to_string()]);
+        script.routes.insert(s.to_string(), vec![s.to_string()]);
     }
-    says
+    script
 }
 
 pub(super) fn node(t: &str, name: &str) -> Principal {
@@ -227,6 +228,7 @@ impl TestSubscriber {
     pub(super) fn with_limits(principal: Principal, limits: SessionLimits) -> Self {
         let mut c = Self {
             session: SubscriberStream::new(principal, limits),
+            // A manifest repeats names and versions of what the log lists already.
             resources: BTreeMap::new(),
             refuses: BTreeSet::new(),
             by_name: false,
@@ -302,10 +304,12 @@ impl TestSubscriber {
             return;
         }
         let mut error = WireStatus {
+            // The code is INVALID_ARGUMENT; the controller reads only the message and the details.
             code: 3,
             message: format!("{} is not good", refused[0].name),
             ..WireStatus::default()
         };
+        // A data plane that names its refusals applies the other resources of the response.
         if self.by_name {
             let names = refused
                 .into_iter()

@@ -19,19 +19,19 @@ use super::{DownstreamSide, Exchange, Http1UpstreamSide, UpstreamSide};
 impl Exchange<'_> {
     /// Ready once the final head was written to the client's side.
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
-        match &self.back {
+        match &self.upstream {
             UpstreamSide::Http1(_) => {
                 // As with bodies, the gateway reads from the endpoint only when the client has
                 // accepted the bytes written so far.
-                ready!(self.poll_taken(cx))?;
-                self.poll_head_1(cx)
+                ready!(self.poll_client_flush(cx))?;
+                self.poll_http1_head(cx)
             }
             // The h2 crate queues interim responses without a bound. They are taken from it and
             // counted, and refused beyond the limits.
             UpstreamSide::Http2(_) => {
-                let polled = self.poll_head_2(cx);
+                let polled = self.poll_http2_head(cx);
                 if polled.is_pending()
-                    && let Poll::Ready(Err(fault)) = self.poll_taken(cx)
+                    && let Poll::Ready(Err(fault)) = self.poll_client_flush(cx)
                 {
                     return Poll::Ready(Err(fault));
                 }
@@ -41,8 +41,11 @@ impl Exchange<'_> {
     }
 
     /// Ready once an HTTP/1.1 client has accepted all bytes written for it.
-    pub(super) fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
-        match &mut self.front {
+    pub(super) fn poll_client_flush(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), ProxyError>> {
+        match &mut self.downstream {
             DownstreamSide::Http1(client) if !client.wire.outbox.is_empty() => client
                 .wire
                 .io
@@ -58,19 +61,19 @@ impl Exchange<'_> {
     fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
         let repeated = self.record.interim.count(bytes, status == 100)?;
         // HTTP/1.0 has no interim responses.
-        Ok(!repeated && self.ask.client_protocol != ClientProtocol::Http10)
+        Ok(!repeated && self.request.client_protocol != ClientProtocol::Http10)
     }
 
-    fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+    fn poll_http1_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         loop {
-            let UpstreamSide::Http1(back) = &mut self.back else {
+            let UpstreamSide::Http1(upstream) = &mut self.upstream else {
                 return Poll::Ready(Ok(()));
             };
-            if !back.wire.inbox.is_empty() {
-                match back.head.parse(
-                    back.wire.inbox.bytes(),
+            if !upstream.wire.inbox.is_empty() {
+                match upstream.head.parse(
+                    upstream.wire.inbox.bytes(),
                     self.worker.h1_limits(),
-                    self.ask.kind,
+                    self.request.kind,
                 ) {
                     Err(refusal) => {
                         return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name())));
@@ -79,48 +82,51 @@ impl Exchange<'_> {
                     Ok(Some(len)) => {
                         // After an interim response the loop continues, because the final head is
                         // still to come.
-                        let view = back.head.view(back.wire.inbox.bytes());
+                        let view = upstream.head.view(upstream.wire.inbox.bytes());
                         let interim = view.is_interim();
                         // The client's bytes of the new protocol begin after the body, so the
                         // switch waits for the end of the body.
-                        if view.status() == 101 && !self.up.is_complete && !self.up_cut {
+                        if view.status() == 101
+                            && !self.request_body.is_complete
+                            && !self.upload_cut
+                        {
                             return Poll::Pending;
                         }
                         if interim {
-                            self.interim_1(len)?
+                            self.write_interim_http1(len)?
                         } else {
-                            self.final_1()?
+                            self.write_final_http1()?
                         }
-                        if let UpstreamSide::Http1(back) = &mut self.back {
-                            back.wire.inbox.advance(len);
+                        if let UpstreamSide::Http1(upstream) = &mut self.upstream {
+                            upstream.wire.inbox.advance(len);
                         }
                         if interim {
-                            ready!(self.poll_taken(cx))?;
+                            ready!(self.poll_client_flush(cx))?;
                             continue;
                         }
                         return Poll::Ready(Ok(()));
                     }
                 }
             }
-            let UpstreamSide::Http1(back) = &mut self.back else {
+            let UpstreamSide::Http1(upstream) = &mut self.upstream else {
                 return Poll::Ready(Ok(()));
             };
-            match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
-                Ok(1..) => back.has_responded = true,
+            match ready!(upstream.wire.io.poll_fill(cx, &mut upstream.wire.inbox)) {
+                Ok(1..) => upstream.has_responded = true,
                 // The endpoint has processed the request, so it is not sent again.
-                Ok(0) if back.has_responded => {
+                Ok(0) if upstream.has_responded => {
                     return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head")));
                 }
                 // The endpoint's node reported that the application received nothing of it.
                 Ok(0) | Err(_)
-                    if !back.has_responded
-                        && back.wire.io.is_undelivered_beyond(back.sent_before) =>
+                    if !upstream.has_responded
+                        && upstream.wire.io.is_undelivered_beyond(upstream.sent_before) =>
                 {
                     return Poll::Ready(Err(ProxyError::UpstreamUndelivered));
                 }
                 Ok(0) | Err(_) => {
                     return Poll::Ready(Err(ProxyError::UpstreamClosed {
-                        reused: back.reused && !back.has_responded,
+                        reused: upstream.reused && !upstream.has_responded,
                     }));
                 }
             }
@@ -128,22 +134,22 @@ impl Exchange<'_> {
     }
 
     /// Writes an interim response of `len` bytes to the client's side.
-    fn interim_1(&mut self, len: usize) -> Result<(), ProxyError> {
-        let UpstreamSide::Http1(back) = &mut self.back else {
+    fn write_interim_http1(&mut self, len: usize) -> Result<(), ProxyError> {
+        let UpstreamSide::Http1(upstream) = &mut self.upstream else {
             return Ok(());
         };
-        let view = back.head.view(back.wire.inbox.bytes());
+        let view = upstream.head.view(upstream.wire.inbox.bytes());
         let status = view.status();
-        back.has_stray_body |= view.announces_forbidden_body();
+        upstream.has_stray_body |= view.announces_forbidden_body();
         if !self.admit_interim(status, len)? {
             return Ok(());
         }
-        let UpstreamSide::Http1(back) = &self.back else {
+        let UpstreamSide::Http1(upstream) = &self.upstream else {
             return Ok(());
         };
-        let Http1UpstreamSide { head, wire, .. } = &**back;
+        let Http1UpstreamSide { head, wire, .. } = &**upstream;
         let view = head.view(wire.inbox.bytes());
-        match &mut self.front {
+        match &mut self.downstream {
             DownstreamSide::Http1(client) => {
                 let into = client.wire.outbox.head();
                 heads::response_1_to_1(
@@ -166,38 +172,39 @@ impl Exchange<'_> {
         }
     }
 
-    fn final_1(&mut self) -> Result<(), ProxyError> {
+    fn write_final_http1(&mut self) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
-        let UpstreamSide::Http1(back) = &self.back else {
+        let UpstreamSide::Http1(upstream) = &self.upstream else {
             return Ok(());
         };
-        let view = back.head.view(back.wire.inbox.bytes());
-        let (status, grpc_status) = (view.status(), grpc_status_1(&view));
+        let view = upstream.head.view(upstream.wire.inbox.bytes());
+        let (status, grpc_status) = (view.status(), http1_grpc_status(&view));
         if self.retries_response(status, grpc_status) {
             return Err(ProxyError::RetriedResponse(status));
         }
-        let UpstreamSide::Http1(back) = &mut self.back else {
+        let UpstreamSide::Http1(upstream) = &mut self.upstream else {
             return Ok(());
         };
         let Http1UpstreamSide {
             head,
             wire,
-            keeps,
+            keeps_open,
             has_stray_body,
             ..
-        } = &mut **back;
+        } = &mut **upstream;
         let view = head.view(wire.inbox.bytes());
         let framing = view.framing();
-        *keeps = view.keep_alive() && !*has_stray_body;
+        *keeps_open = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
-        let to = heads::framing_to_1(framing, self.ask.client_protocol);
+        let to = heads::framing_to_1(framing, self.request.client_protocol);
         let edits = heads::response_edits(self.response_headers);
-        match &mut self.front {
+        match &mut self.downstream {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
-                let goes_on = status < 400 && *keeps && !self.up_cut;
-                let keep = keep && to != Framing::UntilClose && (self.up.is_complete || goes_on);
+                let goes_on = status < 400 && *keeps_open && !self.upload_cut;
+                let keep =
+                    keep && to != Framing::UntilClose && (self.request_body.is_complete || goes_on);
                 self.keep_alive = keep;
                 let outgoing = ForwardOptions {
                     edits: &edits,
@@ -205,7 +212,7 @@ impl Exchange<'_> {
                     persistence: if self.upgrade {
                         Default::default()
                     } else {
-                        self.ask.client_protocol.persistence(keep)
+                        self.request.client_protocol.persistence(keep)
                     },
                     upgrade: view.upgrade(),
                     ..ForwardOptions::default()
@@ -230,8 +237,8 @@ impl Exchange<'_> {
                 stream.answer = (!ended).then_some(send);
             }
         }
-        self.down_reader = BodyReader::new(framing);
-        self.down_framing = (framing, to);
+        self.response_reader = BodyReader::new(framing);
+        self.response_framing = (framing, to);
         self.status = status;
         self.record.answered(status);
         self.record.grpc_status = grpc_status;
@@ -241,34 +248,34 @@ impl Exchange<'_> {
     /// Returns whether the client's connection stays open, as far as that is known when the
     /// response begins.
     fn keeps_client(&self) -> bool {
-        self.ask.keep_alive && !self.record.keeps_no_client()
+        self.request.keep_alive && !self.record.keeps_no_client()
     }
 
-    fn poll_head_2(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+    fn poll_http2_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         loop {
-            let UpstreamSide::Http2(back) = &mut self.back else {
+            let UpstreamSide::Http2(upstream) = &mut self.upstream else {
                 return Poll::Ready(Ok(()));
             };
-            match back.response.poll_informational(cx) {
-                Poll::Ready(Some(Ok(interim))) => self.interim_2(interim)?,
+            match upstream.response.poll_informational(cx) {
+                Poll::Ready(Some(Ok(interim))) => self.write_interim_http2(interim)?,
                 _ => break,
             }
         }
-        let UpstreamSide::Http2(back) = &mut self.back else {
+        let UpstreamSide::Http2(upstream) = &mut self.upstream else {
             return Poll::Ready(Ok(()));
         };
-        match ready!(Pin::new(&mut back.response).poll(cx)) {
-            Ok(response) => Poll::Ready(self.final_2(response)),
+        match ready!(Pin::new(&mut upstream.response).poll(cx)) {
+            Ok(response) => Poll::Ready(self.write_final_http2(response)),
             Err(e) => Poll::Ready(Err(match http2_fault(&e) {
                 ProxyError::UpstreamClosed { .. } => ProxyError::UpstreamClosed {
-                    reused: back.permit.reused,
+                    reused: upstream.permit.reused,
                 },
                 fault => fault,
             })),
         }
     }
 
-    fn interim_2(&mut self, mut interim: Response<()>) -> Result<(), ProxyError> {
+    fn write_interim_http2(&mut self, mut interim: Response<()>) -> Result<(), ProxyError> {
         // HTTP/2 has no upgrade (RFC 9113 §8.6), and an HTTP/1.1 client would mistake the following
         // bytes for another protocol.
         if interim.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -282,7 +289,7 @@ impl Exchange<'_> {
         )? {
             return Ok(());
         }
-        match &mut self.front {
+        match &mut self.downstream {
             // An HTTP/1.1 client expects only `100`, and the gateway has already sent it.
             DownstreamSide::Http1(_) if interim.status() == StatusCode::CONTINUE => Ok(()),
             DownstreamSide::Http1(client) => {
@@ -304,7 +311,7 @@ impl Exchange<'_> {
         }
     }
 
-    fn final_2(&mut self, response: Response<h2::RecvStream>) -> Result<(), ProxyError> {
+    fn write_final_http2(&mut self, response: Response<h2::RecvStream>) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
@@ -317,7 +324,7 @@ impl Exchange<'_> {
         }
         // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1
         // client would take it for the next response.
-        let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
+        let has_no_body = matches!(status, 204 | 304) || self.request.kind == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
         if status == 204 {
             parts.headers.remove(CONTENT_LENGTH);
@@ -325,20 +332,21 @@ impl Exchange<'_> {
         self.status = status;
         self.record.answered(status);
         self.record.grpc_status = grpc_status;
-        match &mut self.front {
+        match &mut self.downstream {
             DownstreamSide::Http1(client) => {
-                let framing = heads::framing_of_answer(self.ask, &parts, ended);
+                let framing = heads::framing_of_answer(self.request, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
-                let goes_on = status < 400 && !ended && !self.up_cut;
-                let keep =
-                    keep && framing != Framing::UntilClose && (self.up.is_complete || goes_on);
+                let goes_on = status < 400 && !ended && !self.upload_cut;
+                let keep = keep
+                    && framing != Framing::UntilClose
+                    && (self.request_body.is_complete || goes_on);
                 self.keep_alive = keep;
                 let edits = heads::response_edits(self.response_headers);
                 let outgoing = ForwardOptions {
                     edits: &edits,
                     framing,
-                    persistence: self.ask.client_protocol.persistence(keep),
+                    persistence: self.request.client_protocol.persistence(keep),
                     ..ForwardOptions::default()
                 };
                 let into = client.wire.outbox.head();
@@ -350,7 +358,7 @@ impl Exchange<'_> {
                     into,
                 )
                 .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
-                self.down_framing = (Framing::None, framing);
+                self.response_framing = (Framing::None, framing);
             }
             DownstreamSide::Http2(stream) => {
                 let mut head = Response::new(());
@@ -364,8 +372,8 @@ impl Exchange<'_> {
                 stream.answer = (!ended).then_some(send);
             }
         }
-        if let UpstreamSide::Http2(back) = &mut self.back {
-            back.body = (!has_no_body).then_some(body);
+        if let UpstreamSide::Http2(upstream) = &mut self.upstream {
+            upstream.body = (!has_no_body).then_some(body);
         }
         Ok(())
     }
@@ -385,7 +393,7 @@ pub(in crate::forward) fn http2_fault(e: &h2::Error) -> ProxyError {
     }
 }
 
-fn grpc_status_1(view: &ResponseView<'_>) -> Option<u8> {
+fn http1_grpc_status(view: &ResponseView<'_>) -> Option<u8> {
     view.get(canal_h1::FieldName::GrpcStatus)
         .and_then(|v| std::str::from_utf8(v).ok()?.parse().ok())
 }

@@ -164,6 +164,7 @@ async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
     ]);
     let get = async |token: &str| get_with(&fixture, token).await;
     let admin = token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin"}));
+    // The second request finds the token among the verified ones.
     for _ in 0..2 {
         let answer = get(&admin).await;
         assert_eq!(answer.status, 200);
@@ -186,6 +187,7 @@ async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
     assert_eq!(
         HttpClient::get(fixture.web, "/").await.status,
         403,
+        // A request without a token is not refused as such, but lacks the claim.
         "no token is no fault, but it opens nothing"
     );
     assert_eq!(
@@ -196,6 +198,7 @@ async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
     );
     refuse_invalid_tokens(&fixture, &issuer, &admin).await;
     // The key is withdrawn, so tokens that were verified with it are no longer valid.
+    // The same public key under another key ID.
     let other = serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "other", "x": jwk["x"], "y": jwk["y"]});
     fixture.apply(vec![authentication(&[&other])]);
     assert_eq!(get(&admin).await.status, 401);

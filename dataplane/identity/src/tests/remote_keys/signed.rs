@@ -112,6 +112,7 @@ async fn remote_keys_serve_clients_of_every_kind() {
     fixture
         .near
         .hold("file:alpha/shop/web", shop(&fixture.ca, false));
+    // `slow` has an RSA key.
     fixture
         .near
         .hold("file:alpha/shop/slow", shop(&fixture.ca, true));
@@ -154,6 +155,7 @@ async fn remote_keys_serve_clients_of_every_kind() {
             rustls::crypto::aws_lc_rs::kx_group::SECP384R1,
             rustls::crypto::aws_lc_rs::kx_group::X25519,
         ];
+        // HelloRetryRequest exists only in TLS 1.3.
         let mesh = TerminationTerms {
             tls12: false,
             ..terms(ClientCertificates::None)
@@ -215,6 +217,7 @@ async fn clients_present_certificates_as_the_terms_require() {
             );
         }
     }
+    // Once with a local and once with a remote key.
     assert!(
         fixture.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}")
             >= 2
@@ -257,6 +260,7 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
     ] {
         let config = browser(&fixture.ca, shows, |_| {}, None);
         let mut kinds = Vec::new();
+        // The second handshake could resume the session of the first.
         for _ in 0..2 {
             let (c, s) = meet(&terminator, config.clone()).await;
             let (mut c, mut s) = (c.unwrap(), s.unwrap());
@@ -295,6 +299,7 @@ async fn the_owner_of_a_key_may_refuse_at_any_time() {
             .1
             .is_ok()
     );
+    // A server that refuses is passed over, so both have to refuse.
     for server in [&fixture.near, &fixture.far] {
         server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));
     }
@@ -376,6 +381,7 @@ async fn certificates_and_signatures_are_of_one_key() {
     handshake().await.unwrap();
     fixture.far.set_behavior(FakeBehavior::Well);
     handshake().await.unwrap();
+    // The near server has another key under the same name from now on.
     fixture.near.hold("alpha/shop/web", shop(&fixture.ca, true));
     refused(handshake().await.unwrap_err());
     assert_eq!(other_key(), 2);
@@ -431,6 +437,8 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
     fixture.far.set_behavior(FakeBehavior::Slow);
     let config = browser(&fixture.ca, None, |_| {}, None);
     let crowd = futures::future::join_all(
+        // All threads and all places in their queue are taken, and twenty handshakes are too
+        // many.
         (0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone())),
     )
     .await;

@@ -1,0 +1,314 @@
+//! Copies of requests to mirrors, in every pairing of HTTP versions. The request is the same with a
+//! mirror that is dead, slow or closed by policies, and what is not copied is counted by its reason.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use canal_model::authorization::{Attribute, AuthorizationAction};
+use canal_model::program::{AppProtocol, Resource, RouteAction, RouteMirror};
+use canal_model::request_fraction::RequestFraction;
+use canal_model::route_filters::{HeaderModifier, RouteFilters};
+use canal_model::share::{Share, ShareKind};
+use http::Request;
+
+use crate::client::HttpClient;
+use crate::fixture::{
+    EngineSetup, GatewayFixture, LOCALHOST, TENANT, pod, prefix, route, service_with_id, tenant,
+    to, until,
+};
+use crate::http2;
+use crate::origin::OriginServer;
+use crate::policies::{clause, policy, rule};
+
+const MIRRORED: &str = "canal_gateway_mirrored_requests_total";
+
+/// Heads of copies in lower case, with the bodies.
+type ReceivedCopies = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
+/// A mirror and what it received.
+struct Mirror {
+    origin: OriginServer,
+    protocol: AppProtocol,
+    received: ReceivedCopies,
+}
+
+impl Mirror {
+    async fn start(protocol: AppProtocol) -> Self {
+        let received = ReceivedCopies::default();
+        let seen = received.clone();
+        let origin = if protocol != AppProtocol::Http1 {
+            http2::origin(move |request, mut respond| {
+                let seen = seen.clone();
+                async move {
+                    let (parts, body) = request.into_parts();
+                    let body = http2::read_all(body).await.unwrap().0;
+                    let mut head = format!("{} {}\r\n", parts.method, parts.uri);
+                    for (name, value) in &parts.headers {
+                        head += &format!("{name}: {}\r\n", value.to_str().unwrap());
+                    }
+                    seen.lock().unwrap().push((head.to_ascii_lowercase(), body));
+                    let response = http::Response::builder().status(500).body(()).unwrap();
+                    let _ = respond.send_response(response, true);
+                }
+            })
+            .await
+        } else {
+            OriginServer::each(move |mut peer| {
+                let seen = seen.clone();
+                async move {
+                    while let Some((head, body)) = peer.request().await {
+                        seen.lock().unwrap().push((head.to_ascii_lowercase(), body));
+                        let text = b"HTTP/1.1 500 Oops\r\ncontent-length: 2\r\n\r\nno";
+                        peer.write(text).await;
+                    }
+                }
+            })
+            .await
+        };
+        Self {
+            origin,
+            protocol,
+            received,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.received.lock().unwrap().len()
+    }
+}
+
+fn mirror_to(service: &str, shadows_host: bool) -> RouteMirror {
+    RouteMirror {
+        target: to(service, &[], 1).target,
+        fraction: RequestFraction::ALL,
+        shadows_host,
+    }
+}
+
+/// Returns a service for a mirror at this address, and its pod.
+fn mirror_service(
+    name: &str,
+    id: u32,
+    address: SocketAddr,
+    protocol: AppProtocol,
+) -> [Resource; 2] {
+    let vip = format!("10.96.0.{id}");
+    [
+        service_with_id(TENANT, name, id, &vip, &[(80, protocol)]),
+        Resource::Workload(pod(TENANT, &format!("{name}-0"), address, name)),
+    ]
+}
+
+fn mirrored_route(mirrors: Vec<RouteMirror>) -> Resource {
+    let split = RouteAction::Split(vec![to("web", &[], 1)]);
+    let mut rule = route("web", "all", 0, prefix("/"), split);
+    if let Resource::Route(rule) = &mut rule {
+        rule.mirrors = mirrors;
+        rule.filters = Some(Box::new(RouteFilters {
+            request_headers: HeaderModifier {
+                set: vec![("x-of-rule".to_owned(), "1".to_owned())],
+                ..HeaderModifier::default()
+            },
+            ..RouteFilters::default()
+        }));
+    }
+    rule
+}
+
+fn speaking(protocol: AppProtocol) -> EngineSetup {
+    EngineSetup {
+        protocol,
+        ..EngineSetup::default()
+    }
+}
+
+/// Sends a POST with a body of no declared length; returns the status and the text.
+async fn post(fixture: &GatewayFixture, over_http2: bool, body: &[u8]) -> (u16, String) {
+    if over_http2 {
+        let request = Request::builder().method("POST").uri("http://web/x?q");
+        let mut sender = http2::connect(fixture).await.ready().await.unwrap();
+        let (response, mut stream) = sender
+            .send_request(request.body(()).unwrap(), false)
+            .unwrap();
+        let body = Bytes::copy_from_slice(body);
+        http2::send_all(&mut stream, body, true).await.unwrap();
+        let (parts, body) = response.await.unwrap().into_parts();
+        let body = http2::read_all(body).await.unwrap().0;
+        return (parts.status.as_u16(), String::from_utf8_lossy(&body).into());
+    }
+    let mut client = HttpClient::connect(fixture.web).await;
+    client
+        .send(b"POST /x?q HTTP/1.1\r\nHost: web:80\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await;
+    for part in body.chunks(1000) {
+        let size = format!("{:x};a=b\r\n", part.len());
+        client
+            .send(&[size.as_bytes(), part, b"\r\n"].concat())
+            .await;
+    }
+    client.send(b"0\r\n\r\n").await;
+    let response = client.answer().await.unwrap();
+    (response.status, response.text())
+}
+
+async fn check(origin: &OriginServer, protocol: AppProtocol, mirror: &Mirror, over_http2: bool) {
+    let case = format!(
+        "{protocol:?}, mirror {:?}, client with HTTP/2: {over_http2}",
+        mirror.protocol
+    );
+    let fixture = GatewayFixture::new(speaking(protocol), &[origin.address]);
+    let address = mirror.origin.address;
+    fixture.apply(mirror_service("copy", 7, address, mirror.protocol).into());
+    fixture.apply(vec![mirrored_route(vec![
+        mirror_to("copy", true),
+        mirror_to("copy", false),
+    ])]);
+    let before = mirror.count();
+    let body: Vec<u8> = (0..5000u32).map(|n| b'a' + (n % 26) as u8).collect();
+    let (status, text) = post(&fixture, over_http2, &body).await;
+    assert_eq!(status, 200, "{case}");
+    assert!(text.ends_with(&*String::from_utf8_lossy(&body)), "{case}");
+    until(&case, || mirror.count() == before + 2).await;
+    let mut hosts = Vec::new();
+    for (head, copied) in &mirror.received.lock().unwrap()[before..] {
+        assert!(*copied == body, "{case}: {} bytes", copied.len());
+        assert!(
+            head.contains("x-of-rule: 1\r\n") && head.contains("/x?q"),
+            "{case}: {head}"
+        );
+        hosts.push(head.contains("web-shadow"));
+    }
+    hosts.sort_unstable();
+    assert_eq!(hosts, [false, true], "{case}");
+    // A request without a body.
+    let response = HttpClient::get(fixture.web, "/y").await;
+    assert_eq!(response.status, 200, "{case}");
+    fixture.until(MIRRORED, &["result=\"sent\""], 4.0).await;
+    assert_eq!(mirror.count(), before + 4, "{case}");
+}
+
+#[tokio::test]
+async fn mirrors_get_copies_in_every_pairing_of_versions() {
+    let (one, two) = (OriginServer::echo().await, http2::origin(http2::echo).await);
+    for mirror in [AppProtocol::Http1, AppProtocol::Http2, AppProtocol::Grpc] {
+        let mirror = Mirror::start(mirror).await;
+        for over_http2 in [false, true] {
+            check(&one, AppProtocol::Http1, &mirror, over_http2).await;
+            check(&two, AppProtocol::Http2, &mirror, over_http2).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dead_or_slow_mirror_has_no_effect_on_requests() {
+    let origin = OriginServer::echo().await;
+    let (slow, _release) = OriginServer::gated().await;
+    let dead = std::net::TcpListener::bind(LOCALHOST).unwrap();
+    let dead_address = dead.local_addr().unwrap();
+    drop(dead);
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let protocol = AppProtocol::Http1;
+    fixture.apply(mirror_service("dead", 7, dead_address, protocol).into());
+    fixture.apply(mirror_service("slow", 8, slow.address, protocol).into());
+    fixture.apply(vec![mirrored_route(vec![
+        mirror_to("dead", true),
+        mirror_to("slow", true),
+        mirror_to("missing", true),
+    ])]);
+    let mut client = HttpClient::connect(fixture.web).await;
+    for _ in 0..50 {
+        client
+            .send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello")
+            .await;
+        let response = client.answer().await.unwrap();
+        assert_eq!(response.status, 200);
+        assert!(response.text().ends_with("hello"));
+    }
+    assert_eq!(origin.requests(), 50, "each request is sent once");
+    assert_eq!(origin.connections(), 1, "its connection is used again");
+    let failed = ["result=\"connect_failed\""];
+    fixture.until(MIRRORED, &failed, 50.0).await;
+    let missing = ["result=\"no_service\""];
+    fixture.until(MIRRORED, &missing, 50.0).await;
+    until("the slow mirror is asked", || slow.requests() == 50).await;
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"sent\""]), 0.0);
+}
+
+fn tenant_with_share(kind: ShareKind, share: u64) -> Resource {
+    let Resource::Tenant(mut alpha) = tenant(TENANT, 1) else {
+        panic!("a tenant")
+    };
+    alpha.shares.set(kind, Share::Amount(share));
+    Resource::Tenant(alpha)
+}
+
+#[tokio::test]
+async fn copies_beyond_the_limits_are_counted_and_requests_served() {
+    let origin = OriginServer::echo().await;
+    let (slow, _release) = OriginServer::gated().await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("slow", 7, slow.address, AppProtocol::Http1).into());
+    fixture.apply(vec![
+        tenant_with_share(ShareKind::GatewayMirroredRequests, 2),
+        mirrored_route(vec![mirror_to("slow", true)]),
+    ]);
+    for _ in 0..5 {
+        assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+    }
+    let refused = ["result=\"tenant_mirrored_requests\""];
+    assert_eq!(fixture.metric(MIRRORED, &refused), 3.0);
+    until("two copies arrive", || slow.requests() == 2).await;
+    fixture.apply(vec![tenant_with_share(
+        ShareKind::GatewayMirroredRequests,
+        100,
+    )]);
+    let long = ["result=\"mirrored_body_bytes\""];
+    let body = vec![b'x'; (64 << 10) + 1];
+    post_until(&fixture, false, &body, &long).await;
+    let before = fixture.metric(MIRRORED, &long);
+    let (status, _) = post(&fixture, true, &body).await;
+    assert_eq!(status, 200);
+    fixture.until(MIRRORED, &long, before + 1.0).await;
+    assert_eq!(slow.requests(), 2);
+    fixture.apply(vec![tenant_with_share(ShareKind::GatewayBodyBytes, 1000)]);
+    let full = ["result=\"tenant_body_bytes\""];
+    post_until(&fixture, false, b"hello", &full).await;
+}
+
+/// Posts until the metric counts a request. The workers apply a share some time after its snapshot.
+async fn post_until(fixture: &GatewayFixture, over_http2: bool, body: &[u8], counted: &[&str]) {
+    let posts = async {
+        while fixture.metric(MIRRORED, counted) < 1.0 {
+            let (status, text) = post(fixture, over_http2, body).await;
+            assert!(status == 200 && text.ends_with(&*String::from_utf8_lossy(body)));
+        }
+    };
+    let deadline = canal_timing::deadline(Duration::from_secs(10));
+    let ended = tokio::time::timeout(deadline, posts).await;
+    ended.unwrap_or_else(|_| panic!("never {counted:?}: {}", fixture.registry.render()));
+}
+
+#[tokio::test]
+async fn a_copy_is_authorized_and_drawn() {
+    let origin = OriginServer::echo().await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+    fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
+    let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];
+    fixture.apply(vec![policy("no", AuthorizationAction::Deny, denied)]);
+    assert_eq!(HttpClient::get(fixture.web, "/no").await.status, 403);
+    assert_eq!(HttpClient::get(fixture.web, "/yes").await.status, 200);
+    until("one copy arrives", || mirror.count() == 1).await;
+    let none = RouteMirror {
+        fraction: RequestFraction::NONE,
+        ..mirror_to("copy", true)
+    };
+    fixture.apply(vec![mirrored_route(vec![none, mirror_to("copy", false)])]);
+    assert_eq!(HttpClient::get(fixture.web, "/yes").await.status, 200);
+    fixture.until(MIRRORED, &["result=\"sent\""], 2.0).await;
+    assert_eq!(mirror.count(), 2);
+    assert_eq!(fixture.metric(MIRRORED, &[]), 2.0);
+}
