@@ -5,7 +5,7 @@ use canal_model::diagnostic::Diagnostic;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 21] = [
+const DEMANDED: [(&str, &str); 28] = [
     (
         "there is no Gateway ",
         "ParentReference.name: a route without its parent waits for it, without a condition",
@@ -42,6 +42,19 @@ const DEMANDED: [(&str, &str); 21] = [
         "does not allow ",
         "ReferenceGrant: ResolvedRefs RefNotPermitted",
     ),
+    // A route on a listener that is closed for one of these reasons waits for it.
+    (
+        "no ReferenceGrant lets ",
+        "ListenerConditionReason RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        "there is no Secret ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+    ),
+    (
+        "a certificate cannot be a ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+    ),
     (
         "has no listener named ",
         "RouteConditionReason NoMatchingParent: Accepted",
@@ -67,6 +80,22 @@ const DEMANDED: [(&str, &str); 21] = [
         "ListenerSetConditionReason NotAllowed: Accepted",
     ),
     (
+        "selects no ingress of Canal's",
+        "Gateway.selector: IST0101 ReferencedResourceNotFound",
+    ),
+    (
+        " is not Canal's",
+        "ParentReference, VirtualService.gateways: an object of another implementation",
+    ),
+    (
+        "no server of Gateway ",
+        "VirtualService.hosts: IST0132 VirtualServiceHostNotFoundInGateway",
+    ),
+    (
+        "the object is not exported to namespace ",
+        "VirtualService.exportTo",
+    ),
+    (
         " is not a service of this tenant",
         "VirtualService.hosts, Destination.host: a route of a host without a service is kept; 503",
     ),
@@ -84,10 +113,16 @@ const DEMANDED: [(&str, &str); 21] = [
 ];
 
 /// Fields about which the API demands a condition, whatever is wrong with them.
-const DEMANDED_FIELDS: [(&str, &str); 1] = [(
-    "spec.listeners[].tls.certificateRefs[]",
-    "ListenerConditionReason InvalidCertificateRef, RefNotPermitted: ResolvedRefs",
-)];
+const DEMANDED_FIELDS: [(&str, &str); 2] = [
+    (
+        "spec.listeners[].tls.certificateRefs[]",
+        "ListenerConditionReason InvalidCertificateRef, RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        "spec.servers[].tls.credentialName",
+        "ServerTLSSettings.credentialName: the server waits for its Secret",
+    ),
+];
 
 /// Hints about a document that does what it says.
 const HINTS: [&str; 9] = [
