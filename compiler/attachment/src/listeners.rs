@@ -348,6 +348,28 @@ pub(crate) fn trusted_proxies(
     }
 }
 
+/// Returns the namespaces whose ListenerSets may add listeners to a Gateway. A choice that cannot be
+/// read admits no set, because it may have been meant to exclude some.
+fn allowed_sets(
+    gateway: &Written<'_, Gateway>,
+    report: &mut DocumentReport<'_>,
+) -> AllowedNamespaces {
+    let choice = &gateway.object.spec.allowed_listeners.namespaces;
+    let is_rejected = |fault: &RejectedField| {
+        ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
+    };
+    match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
+        Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
+        Ok(allowed) => allowed,
+        Err(problem) => {
+            let fix = "write from: All, from: Same, or from: Selector with a selector";
+            let field = "spec.allowedListeners.namespaces";
+            report.error(Code::InvalidListener, field, problem, fix);
+            AllowedNamespaces::None
+        }
+    }
+}
+
 /// Returns the listeners of a Gateway; `None` if it is not Canal's.
 fn accept(
     tenant: &TenantName,
@@ -408,25 +430,7 @@ fn accept(
     let mut gateway_so_far = (Vec::new(), GatewayCertificates::new());
     source.add(&spec.listeners, &mut gateway_so_far, left, report);
     let (listeners, certificates) = gateway_so_far;
-    let choice = &spec.allowed_listeners.namespaces;
-    let is_rejected = |fault: &RejectedField| {
-        ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
-    };
-    // A choice that cannot be read admits no set, because it may have been meant to exclude some.
-    let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
-        Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
-        Ok(allowed) => allowed,
-        Err(problem) => {
-            let fix = "write from: All, from: Same, or from: Selector with a selector";
-            report.error(
-                Code::InvalidListener,
-                "spec.allowedListeners.namespaces",
-                problem,
-                fix,
-            );
-            AllowedNamespaces::None
-        }
-    };
+    let allowed_sets = allowed_sets(gateway, report);
     Some(GatewayListeners {
         trusted_proxies,
         service,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_gateway_config::{EndpointSetId, SelectedMirror, TenantTls, hash_of_request};
 use canal_gateway_http::heads;
-use canal_gateway_io::body::{BodyCopy, BodyCopyError, Http1Io};
+use canal_gateway_io::body::{BodyCopy, BodyCopyError, BodyCopyReserve, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
 use canal_gateway_io::scheduler::Scheduler;
 use canal_gateway_limits::body_budget::CopyPermit;
@@ -171,15 +171,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
                 return Err("mirrored_body_bytes");
             }
             let (sender, body) = oneshot::channel();
-            let permit = worker.bodies.begin_copy(
-                account.number,
-                account.body_bytes_max(),
-                &account.copied_body_bytes,
-            );
-            let permit = Rc::new(RefCell::new(permit));
-            let covered = permit.clone();
-            let reserve = move |bytes| covered.borrow_mut().cover(bytes as u64 * COPIES);
-            let reserve = Box::new(reserve);
+            let (reserve, permit) = begin_body_copy(&worker, account);
             (Some(BodyCopy { sender, reserve }), Some(body), Some(permit))
         };
         let copy = RequestCopy {
@@ -242,6 +234,23 @@ impl<D: HttpDownstream> HttpRequest<D> {
             Err(_) => Err("denied"),
         }
     }
+}
+
+/// Begins to charge the tenant for the body of a copy: the reservation grows with the body, and ends
+/// with the permit.
+fn begin_body_copy(
+    worker: &Worker,
+    account: &TenantUsage,
+) -> (BodyCopyReserve, Rc<RefCell<CopyPermit>>) {
+    let permit = worker.bodies.begin_copy(
+        account.number,
+        account.body_bytes_max(),
+        &account.copied_body_bytes,
+    );
+    let permit = Rc::new(RefCell::new(permit));
+    let covered = permit.clone();
+    let reserve = move |bytes| covered.borrow_mut().cover(bytes as u64 * COPIES);
+    (Box::new(reserve), permit)
 }
 
 impl RequestCopy {
