@@ -17,9 +17,13 @@ use crate::answers::OracleAnswer;
 pub enum OracleCors {
     /// The gateway answers the preflight itself.
     Preflight(OracleAnswer),
-    /// The response gets these headers, sorted by name, in place of its own of these names; `vary`
-    /// is one more value.
-    Response(Vec<(String, String)>),
+    Response {
+        /// The response gets these headers, sorted by name, in place of its own of these names;
+        /// `vary` is one more value.
+        headers: Vec<(String, String)>,
+        /// Headers of its own that the response loses.
+        removed: Vec<String>,
+    },
 }
 
 /// Returns what the policy does with a request. `is_match` compares a text with a regular
@@ -60,7 +64,14 @@ pub fn decide(
         added.extend(exposed(policy));
     }
     added.sort();
-    OracleCors::Response(added)
+    // Gateway API, `allowCredentials`: without it, responses to allowed origins lack the header.
+    let hides_credentials =
+        is_allowed && !policy.credentials && policy.dialect == CorsDialect::GatewayApi;
+    let removed = hides_credentials.then(|| "access-control-allow-credentials".to_owned());
+    OracleCors::Response {
+        headers: added,
+        removed: removed.into_iter().collect(),
+    }
 }
 
 fn preflight(

@@ -170,10 +170,12 @@ fn outcome(policy: &CorsPolicy, request: &CrossOriginRequest) -> OracleCors {
             })
         }
         Some(CorsOutcome::Response(changes)) => {
-            assert!(changes.remove.is_empty());
             let mut headers = [changes.set.clone(), changes.add.clone()].concat();
             headers.sort();
-            OracleCors::Response(headers)
+            OracleCors::Response {
+                headers,
+                removed: changes.remove.clone(),
+            }
         }
         None => panic!("the rule has a policy"),
     }
