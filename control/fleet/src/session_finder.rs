@@ -111,7 +111,8 @@ pub async fn find_sessions(
     })
     .await;
     let found = queried.replica_answers();
-    // Withdraw the query before the edges are queried.
+    // An open query goes out with every report and takes one of the tenant's slots, so it is
+    // withdrawn before the edges are queried.
     drop(queried);
     let silent = names
         .replicas

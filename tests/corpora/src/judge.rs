@@ -372,7 +372,7 @@ mod tests {
             class,
             &gateway("a", "other", "HTTP"),
             &gateway("b", "unknown", "HTTP"),
-            &gateway("c", "unknown", "TCP"),
+            &gateway("c", "unknown", "UDP"),
         ]
         .concat();
         let reasons: Vec<Option<String>> = reasons_of(&text)
@@ -380,7 +380,7 @@ mod tests {
             .map(|(_, reason)| reason)
             .collect();
         assert_eq!(reasons[..3], [None, None, None]);
-        let closed = "spec.listeners[].protocol: TCP listeners are not served in this version";
+        let closed = "spec.listeners[].protocol: UDP listeners are not served in this version";
         assert_eq!(reasons[3].as_deref(), Some(closed));
     }
 

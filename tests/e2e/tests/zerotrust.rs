@@ -480,12 +480,13 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     assert_eq!(
         mesh().code(CLIENT, &direct("web-strict"), &[]),
         200,
-        "mTLS is not"
+        "mTLS is not refused"
     );
+    // 15 is the Service of `web-strict`.
     assert_eq!(
         mesh().code(CLIENT, &url(15, "/headers"), &[]),
         200,
-        "nor by the service"
+        "mTLS by the Service is not refused either"
     );
     assert_eq!(
         mesh().code(bare, &direct("web-open"), &[]),

@@ -14,8 +14,8 @@ use super::{ListenerConditions, ObjectConditions, ObjectDiagnostics, StatusCondi
 
 /// Group of the objects of Gateway API.
 const GROUP: &str = "gateway.networking.k8s.io";
-/// Kinds of routes that can attach to a listener.
-const ROUTE_KINDS: [ObjectKind; 2] = [ObjectKind::HttpRoute, ObjectKind::GrpcRoute];
+/// Kinds of routes that can attach to a listener for HTTP or HTTPS.
+const HTTP_KINDS: [ObjectKind; 2] = [ObjectKind::HttpRoute, ObjectKind::GrpcRoute];
 
 /// Returns whether an object belongs to another controller.
 fn is_foreign(found: &ObjectDiagnostics<'_>) -> bool {
@@ -212,15 +212,20 @@ fn supported_kinds(
     protocol: Option<&ListenerProtocol>,
 ) -> Vec<ObjectKind> {
     let kinds = &written.allowed_routes.kinds;
-    if matches!(protocol, None | Some(ListenerProtocol::Other(_))) {
-        return Vec::new();
-    }
+    let all = match protocol {
+        // Canal serves no listener of another protocol.
+        None | Some(ListenerProtocol::Other(_)) => return Vec::new(),
+        Some(ListenerProtocol::Http | ListenerProtocol::Https) => HTTP_KINDS.as_slice(),
+        Some(ListenerProtocol::Tls) => &[ObjectKind::TlsRoute],
+        Some(ListenerProtocol::Tcp) => &[ObjectKind::TcpRoute],
+    };
     let is_allowed = |kind: &ObjectKind| {
         let mut kinds = kinds.iter();
         kinds.any(|it| it.group == GROUP && it.kind == kind.as_str())
     };
-    let all = ROUTE_KINDS.into_iter();
-    all.filter(|kind| kinds.is_empty() || is_allowed(kind))
+    all.iter()
+        .filter(|kind| kinds.is_empty() || is_allowed(kind))
+        .copied()
         .collect()
 }
 

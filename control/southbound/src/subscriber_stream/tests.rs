@@ -890,8 +890,7 @@ fn a_gateway_follows_the_services_of_its_backend() {
     // The tenant stays, and the service leaves the backend.
     fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
     assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
-    // Only the writer keeps planned resources across a change of the tenant; here they go, and come
-    // back.
+    // The backend has the service again, so its table comes back.
     fleet(&mut w, 1, &["r1", "r2"], &[("beta", 2)], &tables);
     assert_eq!(c.settle(&w), ["Replica +r2", "Table +beta/shop/a@az1"]);
     fleet(&mut w, 1, &["r2"], &[("beta", 2)], &[]);
@@ -904,6 +903,7 @@ fn a_gateway_follows_the_services_of_its_backend() {
     );
     assert_eq!(edge.names(), ["Tenant alpha", "Tenant beta", "Replica r2"]);
     c.reconnect();
+    // The subscriber lists what it has, so each kind is answered once and without resources.
     assert_eq!(
         c.settle(&w),
         all_kinds(),

@@ -84,6 +84,8 @@ fn at_the_edge() -> Vec<Attack> {
                 "open: the tier's VNI from a node, to the edge",
                 TIER,
                 "edge-1",
+                // The inner address of the service with ID 3, which only frames between edges and
+                // replicas have.
                 |s| ("240.0.0.3:15008".into(), own(s)),
             ),
             unknown_source,

@@ -85,7 +85,8 @@ impl Exchange<'_> {
                         let view = upstream.head.view(upstream.wire.inbox.bytes());
                         let interim = view.is_interim();
                         // The client's bytes of the new protocol begin after the body, so the
-                        // switch waits for the end of the body.
+                        // switch waits for the end of the body. `poll` has polled the body before
+                        // the head, so its progress wakes this task.
                         if view.status() == 101
                             && !self.request_body.is_complete
                             && !self.upload_cut
