@@ -348,7 +348,8 @@ pub struct IngressGateway {
     /// The service that stands for the Gateway.
     pub key: ServiceKey,
     pub id: ServiceId,
-    /// Listeners of the ports that are served, in the order of their objects.
+    /// Listeners of the ports that are served, in the order of their objects, those that relay
+    /// after the others.
     pub listeners: Vec<IngressListener>,
     /// Validation of clients' certificates. A port for HTTPS in none of them asks for none.
     pub client_validations: Vec<ClientValidation>,

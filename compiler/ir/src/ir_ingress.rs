@@ -93,7 +93,10 @@ impl GatewayIr {
                 virtual_hosts: it.virtual_hosts,
             })
         });
-        let listeners: Vec<IngressListener> = listeners.collect();
+        let mut listeners: Vec<IngressListener> = listeners.collect();
+        // The wire format keeps listeners that relay apart from the others, because older gateways
+        // would serve them as HTTP. No port has both kinds, so their order decides nothing.
+        listeners.sort_by_key(|listener| listener.relay.is_some());
         let id = self.id.filter(|_| !listeners.is_empty())?;
         // A listener may have been closed after its certificates were found.
         let named: BTreeSet<&SecretKey> = listeners
