@@ -229,7 +229,7 @@ pub(crate) fn resolve<'a>(
 
 /// What further listeners of a tenant may take.
 pub(crate) struct TenantQuota<'a> {
-    /// Number of further listeners.
+    /// Number of listeners that the tenant may still get.
     pub(crate) listeners: usize,
     pub(crate) certificates: CertificateIndex<'a>,
     authorities: AuthorityIndex<'a>,
