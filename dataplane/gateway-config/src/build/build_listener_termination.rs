@@ -175,6 +175,8 @@ impl SnapshotBuilder {
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
+        // Each change of the Gateway comes here, and most change neither certificates nor
+        // validation.
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
@@ -191,6 +193,7 @@ impl SnapshotBuilder {
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
             clients: ClientCertificates::None,
             alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            // Clients outside the mesh may be too old for TLS 1.3.
             tls12: true,
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);

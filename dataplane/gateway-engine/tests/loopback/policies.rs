@@ -388,6 +388,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
             other => panic!("{other}"),
         }
     }
+    // Each of two endpoints gets about 30 of the 60 requests.
     assert!(counts[0] > 10 && counts[1] > 10, "{counts:?}");
     assert_eq!(two.requests(), 0);
     // A dead endpoint is skipped; the next one is authorized by its own policies.
@@ -743,10 +744,13 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         .until(
             "canal_gateway_reauthorized_total",
             &["result=\"allowed\""],
+            // Each request that stays open is authorized again at least once.
             3.0,
         )
         .await;
     for client in [&mut stays, &mut posted] {
+        // Nothing announces that no end comes, so the test can only wait for a few intervals of 100
+        // ms.
         let more = tokio::time::timeout(Duration::from_millis(300), client.more()).await;
         assert!(more.is_err(), "it lives on");
     }
