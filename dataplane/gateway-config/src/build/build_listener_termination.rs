@@ -18,6 +18,7 @@ use canal_model::program::{
 };
 use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
+use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
@@ -135,7 +136,12 @@ impl SnapshotBuilder {
             let terminator = self.listener_terminator(key, listener, validation);
             hosts.insert(&host_text(listener.host.as_ref()), terminator);
         }
-        let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
+        // Without a keyring no host has a terminator. The port is for TLS all the same: without a
+        // termination, it would be served in plaintext.
+        let trust = match &self.keyring {
+            Some(keyring) => keyring.trust().view(&key.tenant),
+            None => TrustView::without_bundles(),
+        };
         Some(Arc::new(PortTermination::Gateway(ListenerTermination {
             hosts,
             trust,
