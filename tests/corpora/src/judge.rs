@@ -311,12 +311,14 @@ mod tests {
     #[test]
     fn a_rule_that_is_closed_counts_against_its_document() {
         let text = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
-                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    delegate: {name: d}\n";
+                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    match: [{sourceNamespace: b}]\n";
         let [(kind, reason)] = reasons_of(text).try_into().unwrap();
         assert_eq!(kind, "VirtualService");
         assert_eq!(
             reason.as_deref(),
-            Some("spec.http[].delegate: delegation is not supported in this version")
+            Some(
+                "spec.http[].match[].sourceNamespace: the client's namespace cannot be matched in this version"
+            )
         );
     }
 

@@ -7,7 +7,7 @@ use canal_model::policy::ObjectKind;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(Code, &str); 29] = [
+const DEMANDED: [(Code, &str); 30] = [
     (
         Code::UnresolvedParent,
         "ParentReference.name: a route without its parent waits for it, without a condition",
@@ -52,6 +52,10 @@ const DEMANDED: [(Code, &str); 29] = [
     (Code::ZeroWeights, "HTTPRouteRule.backendRefs"),
     (Code::DuplicateCondition, "HTTPRouteMatch.headers"),
     (
+        Code::ForeignGatewayClass,
+        "ParentReference, VirtualService.gateways, Gateway.selector: an object of another implementation",
+    ),
+    (
         Code::UnsupportedParameters,
         "GatewayConditionReason InvalidParameters: Accepted",
     ),
@@ -73,7 +77,7 @@ const DEMANDED: [(Code, &str); 29] = [
     ),
     (
         Code::InvalidCertificate,
-        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs; ServerTLSSettings.credentialName",
     ),
     (
         Code::CertificateNotPermitted,
@@ -101,11 +105,11 @@ const DEMANDED: [(Code, &str); 29] = [
     ),
     (
         Code::RouteNotAllowed,
-        "RouteConditionReason NotAllowedByListeners: Accepted",
+        "RouteConditionReason NotAllowedByListeners: Accepted; VirtualService.exportTo",
     ),
     (
         Code::NoMatchingListenerHostname,
-        "RouteConditionReason NoMatchingListenerHostname: Accepted",
+        "RouteConditionReason NoMatchingListenerHostname: Accepted; IST0132",
     ),
     (
         Code::HostnameTaken,
