@@ -73,7 +73,7 @@ impl TenantListeners {
             Some(None) => {
                 let problem = format!("Gateway {namespace}/{name} is not Canal's");
                 let fix = "see what is reported of its selector";
-                return refuse(DiagnosticCode::UnsupportedParent, problem, fix);
+                return refuse(DiagnosticCode::ForeignGatewayClass, problem, fix);
             }
             Some(Some(found)) => found,
         };

@@ -687,21 +687,18 @@ fn protocol(
         "TLS" => (ListenerProtocol::Tls, None),
         "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
-            (ListenerProtocol::Other(short), Some(problem))
+            let found = (Code::UnsupportedProtocol, problem);
+            (ListenerProtocol::Other(short), Some(found))
         }
         _ => {
             let problem = format!("{short:?} is not a protocol of listeners that Canal knows");
-            (ListenerProtocol::Other(short), Some(problem))
+            let found = (Code::UnknownListenerProtocol, problem);
+            (ListenerProtocol::Other(short), Some(found))
         }
     };
-    if let Some(problem) = problem {
+    if let Some((code, problem)) = problem {
         let fix = "use protocol: HTTP, HTTPS, TLS or TCP, or remove the listener";
-        report.error(
-            Code::UnsupportedProtocol,
-            format!("{field}.protocol"),
-            problem.clone(),
-            fix,
-        );
+        report.error(code, format!("{field}.protocol"), problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
     let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
