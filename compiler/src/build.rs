@@ -56,6 +56,8 @@ pub(crate) fn build(
         homes: checked.homes,
         direct: checked.direct,
         security: checked.security,
+        offload_preferences: checked.offload_preferences,
+        traffic_priorities: checked.traffic_priorities,
     })
 }
 

@@ -150,6 +150,27 @@ impl GatewayListeners {
 }
 
 impl TenantListeners {
+    /// Returns whether a Gateway of Gateway API is Canal's, and has a listener of its own with this
+    /// name if one is given.
+    pub fn has_listener(
+        &self,
+        namespace: &Namespace,
+        gateway: &ObjectName,
+        section: Option<&str>,
+    ) -> bool {
+        let key = (namespace.clone(), gateway.clone());
+        let Some(Some(found)) = self.gateways.get(&key) else {
+            return false;
+        };
+        section.is_none_or(|section| {
+            let mut own = found.listeners.iter();
+            own.any(|it| {
+                let name = it.section.as_ref();
+                it.listener_set.is_none() && name.is_some_and(|name| name.as_str() == section)
+            })
+        })
+    }
+
     /// Returns whether a Gateway is Canal's.
     pub fn is_own(&self, namespace: &Namespace, name: &ObjectName) -> bool {
         let key = (namespace.clone(), name.clone());

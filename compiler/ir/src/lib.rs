@@ -12,6 +12,7 @@ pub mod lower;
 pub mod oracle;
 pub mod oracle_ingress;
 pub mod pattern;
+pub mod preferences;
 pub mod text;
 pub mod text_security;
 

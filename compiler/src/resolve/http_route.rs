@@ -500,11 +500,11 @@ fn http_rule(
 }
 
 /// Resolves the matches of a rule by `resolve`, which gets the index of each.
-pub(super) fn matches<M: Default>(
+pub(super) fn matches<M: Default, R>(
     written: &[M],
     rule: &mut RuleContext<'_>,
-    resolve: &dyn Fn(usize, &M, &mut RuleContext<'_>) -> HttpMatch,
-) -> Vec<HttpMatch> {
+    resolve: &dyn Fn(usize, &M, &mut RuleContext<'_>) -> R,
+) -> Vec<R> {
     // A rule without `matches` matches every request.
     let implied = [M::default()];
     let mut conditions: &[M] = if written.is_empty() {
@@ -566,7 +566,7 @@ pub(super) fn header_conditions(
 
 /// Resolves a match. A broken condition is left out, which is safe because the whole rule is then
 /// refused.
-fn http_match(
+pub(super) fn http_match(
     place: [usize; 2],
     written: &HttpRouteMatch,
     rule: &mut RuleContext<'_>,

@@ -14,6 +14,7 @@ mod ingress;
 mod load_balancer;
 mod manual_endpoints;
 mod node;
+mod offload_preference;
 mod policy;
 mod relay_route;
 mod route_answers;
@@ -33,6 +34,7 @@ mod tenant_objects;
 mod termination;
 mod throttle;
 mod tier;
+mod traffic_priority;
 mod trust;
 mod udp_route;
 mod virtual_service;
@@ -49,8 +51,10 @@ use crate::direct::DirectSettings;
 use crate::ir::Security;
 use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
+use canal_ir::preferences::{OffloadIr, PriorityIr};
 use destination::DestinationIndex;
 pub(crate) use ingress::Ingress;
+use offload_preference::PreferenceReferences;
 use route_parts::TenantRoutes;
 use tenant_objects::TenantObjects;
 
@@ -71,6 +75,8 @@ pub(crate) struct ResolvedTenant {
     /// Listeners of Gateways; the rules of the routes on them are in `rules` too.
     pub(crate) ingress: Ingress,
     pub(crate) security: Security,
+    pub(crate) offload_preferences: Vec<OffloadIr>,
+    pub(crate) traffic_priorities: Vec<PriorityIr>,
 }
 
 /// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the
@@ -149,6 +155,21 @@ pub(crate) fn resolve(
             )
         })
         .unwrap_or_default();
+    let (offload_preferences, traffic_priorities) = tenant
+        .as_ref()
+        .map(|tenant| {
+            let known = PreferenceReferences {
+                tenant,
+                services: &services,
+                workloads: &workloads,
+                listeners: &ingress.listeners,
+            };
+            (
+                offload_preference::resolve(known, &corpus.offload_preferences, report),
+                traffic_priority::resolve(known, &corpus.traffic_priorities, report),
+            )
+        })
+        .unwrap_or_default();
     ResolvedTenant {
         tenant,
         gateway_replicas,
@@ -161,6 +182,8 @@ pub(crate) fn resolve(
         rules,
         ingress,
         security,
+        offload_preferences,
+        traffic_priorities,
     }
 }
 

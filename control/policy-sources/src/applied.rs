@@ -188,6 +188,8 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Federation(o) => &mut o.metadata,
         Object::KeyServer(o) => &mut o.metadata,
         Object::Termination(o) => &mut o.metadata,
+        Object::OffloadPreference(o) => &mut o.metadata,
+        Object::TrafficPriority(o) => &mut o.metadata,
     }
 }
 
