@@ -637,6 +637,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         assert!(Instant::now() < until, "az2 stays open");
     };
     let silent = closed.duration_since(reported);
+    // A loose bound: it only has to show that the AZ was not closed at once.
     assert!(silent >= times().edge_silent / 2, "{silent:?}");
     assert_time(
         "time until a silent edge's AZ is closed",

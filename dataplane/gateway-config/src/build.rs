@@ -687,10 +687,7 @@ impl SnapshotBuilder {
         let members = state.members.iter();
         for workload in members.filter_map(|uid| self.workloads.get(uid)) {
             // Only ready workloads of the subset that serve this port are endpoints.
-            let chosen = workload.ready
-                && subset
-                    .iter()
-                    .all(|(k, v)| workload.labels.get(k) == Some(v));
+            let chosen = workload.ready && is_in_subset(workload, subset);
             let serves = workload
                 .serves
                 .iter()
@@ -820,6 +817,11 @@ impl SnapshotBuilder {
     pub fn route_faults(&self) -> usize {
         self.faults.values().sum()
     }
+}
+
+fn is_in_subset(workload: &WorkloadView, subset: &Labels) -> bool {
+    let mut required = subset.iter();
+    required.all(|(key, value)| workload.labels.get(key) == Some(value))
 }
 
 /// Returns the host name of a service, also of one that is not stored.
