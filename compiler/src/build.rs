@@ -129,6 +129,7 @@ fn close_beyond_limit(
                     continue;
                 }
                 for route in &host.routes {
+                    // A route without a rule on this Gateway adds nothing to its tables.
                     let Some(size) = weights.get(route) else {
                         continue;
                     };

@@ -145,7 +145,10 @@ fn check_sound(resources: &[Resource]) {
             );
         }
     }
-    assert!(kinds.is_sorted(), "parents come first");
+    assert!(
+        kinds.is_sorted(),
+        "resources come after those that they refer to"
+    );
     for rule in routes(resources) {
         assert!(!rule.matches.is_empty(), "{}", rule.key);
         let own = &ports[&rule.parent];

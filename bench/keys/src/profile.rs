@@ -170,6 +170,7 @@ fn watch(
         .context("perf has a process id")?;
     rustix::process::kill_process(id, rustix::process::Signal::INT)?;
     watching.wait()?;
+    // A failed load is reported only now, because perf had to end in any case.
     seen.node_us.push(measured?.node_us);
     let script = Command::new("perf")
         .args(["script", "-F", "ip,sym,dso", "-i"])
@@ -179,6 +180,7 @@ fn watch(
         .context("perf")?;
     let text = String::from_utf8_lossy(&script.stdout);
     let mut samples = 0;
+    // `perf script` separates stacks by empty lines.
     for stack in text.split("\n\n").filter(|stack| !stack.trim().is_empty()) {
         let frames: Vec<StackFrame<'_>> = stack.lines().filter_map(StackFrame::read).collect();
         // A stack without frames has no part.
@@ -422,6 +424,7 @@ mod tests {
 
     #[test]
     fn stacks_are_of_their_parts() {
+        // Each stack has the part of its innermost frame, unless system calls decide.
         for (stack, wanted) in [
             (
                 "  55aa __ecp_nistz256_mul_montq (/bin/canal-node)",

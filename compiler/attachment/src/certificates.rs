@@ -142,6 +142,7 @@ impl<'a> CertificateIndex<'a> {
         reference: &SecretReference,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
+        // A reference is pending where another object can still make it valid.
         let problem_of = |is_pending, code, reason, problem: String, fix: &str| {
             let fix = fix.to_owned();
             Err(ReferenceProblem {
@@ -202,6 +203,7 @@ impl<'a> CertificateIndex<'a> {
             }
         };
         let key = (namespace.clone(), name.clone());
+        // A certificate that the Gateway has already counts once against the tenant's limits.
         if certificates.contains_key(&key) {
             return Ok(key);
         }

@@ -198,6 +198,7 @@ pub fn resolve(
         let key = (metadata.namespace.clone(), metadata.name.clone());
         resolved.gateways.insert(key, listeners);
     }
+    // Sets come after all Gateways, because they add listeners to them.
     for set in &objects.listener_sets {
         let mut report = DocumentReport {
             document: set.document,

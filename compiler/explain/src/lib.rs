@@ -453,6 +453,8 @@ impl<'a> WorkloadPath<'a> {
         facts: &OracleFacts,
         evaluated: bool,
     ) -> HopExplanation {
+        // Only a gateway sees which service was dialled, so only it applies that service's
+        // policies.
         let policies = if hop == EnforcementPoint::Gateway {
             self.all_policies()
         } else {
@@ -478,6 +480,7 @@ impl<'a> WorkloadPath<'a> {
                 None => "the gateway's answer".to_owned(),
             },
             outcome,
+            // A hop that refused the connection before its policies has nothing to show of them.
             hits: if evaluated {
                 hits(&policies, facts).into_iter().map(shown).collect()
             } else {

@@ -73,6 +73,8 @@ impl GatewayIr {
         let ports = self.ports();
         let listeners = self.listeners.into_iter().filter_map(|it| {
             let protocol = ports.get(&it.listener.port)?;
+            // Of listeners with different protocols on one port, only those with the port's
+            // protocol are served.
             let is_open = it.listener.closed.is_none() && it.listener.protocol == *protocol;
             let certificates = if is_open {
                 it.listener.certificates

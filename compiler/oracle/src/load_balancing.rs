@@ -120,6 +120,7 @@ const PRIMES: [u64; 5] = [
 /// Returns the hash as the specification of XXH64 describes it.
 fn xxhash64(seed: u64, input: &[u8]) -> u64 {
     let [p1, p2, p3, p4, p5] = PRIMES;
+    // XXH64 reads words in little-endian order.
     let word = |bytes: &[u8]| {
         let bytes = bytes.iter().rev();
         bytes.fold(0u64, |word, byte| word << 8 | u64::from(*byte))

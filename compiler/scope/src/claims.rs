@@ -92,6 +92,7 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
 fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
     let other = &older.tenant;
     let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {
+        // Tenants and replicas have no namespace of their own; their objects are in `default`.
         let object = ObjectName::new(name)
             .ok()
             .zip(Namespace::new("default").ok());

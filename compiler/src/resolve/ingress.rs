@@ -141,9 +141,11 @@ impl Ingress {
             });
             let known: &mut Option<String> =
                 gateways.entry(attachment.gateway.clone()).or_default();
+            // Of several parents of one Gateway, the first that is broken gives the reason.
             if known.is_none() {
                 known.clone_from(fault);
             }
+            // The tenant's result is discarded, so the rest is not attached.
             if !budget.add_attachment(&attachment.hosts) {
                 return BTreeMap::new();
             }

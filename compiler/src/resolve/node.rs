@@ -155,6 +155,7 @@ fn mac(
         return None;
     };
     match parse_mac(written) {
+        // The lowest bit of the first byte marks a group address (IEEE 802).
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
             report.error(
@@ -167,6 +168,7 @@ fn mac(
             None
         }
         None => {
+            // A diagnostic stays short, however long the annotation is.
             let shown: String = written.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,
@@ -247,6 +249,7 @@ fn underlay(
             None => Some(v4),
         },
         Err(_) => {
+            // A diagnostic stays short, however long the address is.
             let shown: String = address.address.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,

@@ -66,6 +66,7 @@ pub(super) fn of_http_route(
     }
     let max_age = match max_age {
         None => MAX_AGE_DEFAULT,
+        // A negative time becomes zero, which is reported below.
         Some(seconds) => u64::try_from(*seconds).unwrap_or_default(),
     };
     if max_age == 0 {

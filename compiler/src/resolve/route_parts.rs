@@ -93,6 +93,7 @@ impl<'a> TenantRoutes<'a> {
             let parts = RouteParts {
                 metadata: &route.object.metadata,
                 parent_refs: &route.object.spec.parent_refs,
+                // A TCP connection names no host.
                 hostnames: &[],
                 rules: RuleList::Tcp(&route.object.spec.rules),
             };
@@ -101,6 +102,7 @@ impl<'a> TenantRoutes<'a> {
         let mut routes: Vec<_> = http.chain(grpc).chain(tls).chain(tcp).collect();
         // Routes of one kind are in order already.
         if !corpus.grpc_routes.is_empty() {
+            // Only HTTPRoutes and GRPCRoutes can claim the same host of a listener.
             routes.sort_by_cached_key(|(document, _)| route_seniority(document));
         }
         Self(routes)

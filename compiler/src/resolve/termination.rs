@@ -169,6 +169,7 @@ fn read(
             TerminationCertificate::Mesh
         }
     };
+    // Every gateway and node of the tenant keeps the text, so it stays short.
     if let Some(reason) = &mut broken {
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     }

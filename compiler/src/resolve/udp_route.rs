@@ -106,6 +106,7 @@ fn ports<'a>(
             .document
             .faults
             .iter()
+            // The dot keeps `rules[1]` apart from `rules[10]`.
             .any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
         if !has_fitting_backends(route, (&field, backends), is_faulty, report) {
             continue;

@@ -665,7 +665,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         root.forget("r1")
             .await
             .is_err_and(|s| s.code() == Code::FailedPrecondition),
-        "it is alive"
+        "a replica that reports cannot be forgotten"
     );
 }
 
@@ -831,7 +831,10 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         (1, &r1.state.tunnel_ports)
     );
     e1.state.tunnels_version = response.tunnels_version;
-    assert!(e1.sync_and_report().await.tunnels.is_empty(), "it has them");
+    assert!(
+        e1.sync_and_report().await.tunnels.is_empty(),
+        "tunnels that the edge has are not sent again"
+    );
 
     let ids: BTreeMap<String, u32> = tables(&e1.subscriber)
         .values()

@@ -449,7 +449,7 @@ async fn a_tenants_certificates_fill_its_share_and_no_others() {
             Err(e) => break e,
         }
         // No more than the capacity can be issued, so a missing share is noticed.
-        assert!(made < 100, "no end");
+        assert!(made < 100, "the share is not enforced");
     };
     assert_eq!(
         (made, full.code()),

@@ -135,7 +135,7 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
     );
     // Once this service arrives, alpha's federation has been read too.
     fixture.write("alpha/mark.yaml", &fixture::service(1, "mark", 9));
-    n1.until("alpha's word", |h| {
+    n1.until("alpha's new service", |h| {
         h.contains_key(&(ResourceKind::Service, "alpha/shop/mark".into()))
     })
     .await;
@@ -174,11 +174,11 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
         "beta's gateway: beta's own, alpha's as beta may see it, and that of Canal's own parts"
     );
     fixture.write("beta/mesh.yaml", &tenant("beta", 2));
-    n1.until("the end of it", |h| {
+    n1.until("the end of the federation", |h| {
         !h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))
     })
     .await;
-    m1.until("the end of it", |h| {
+    m1.until("the end of the federation", |h| {
         !h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))
     })
     .await;
@@ -522,7 +522,7 @@ async fn a_root_signs_after_all_acknowledge_it_and_retires_when_unused() {
     assert!(ca.rotate(false).await.unwrap().note.contains("announced"));
     assert!(
         ca.rotate(false).await.unwrap().note.contains("--force"),
-        "one at a time"
+        "a second rotation is refused while one is in progress"
     );
     n1.until(
         "both roots",

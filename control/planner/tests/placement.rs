@@ -328,7 +328,7 @@ impl PromptTier {
                     .filter(|(_, table)| table.closing > 0);
                 assert!(
                     closing.all(|(az, _)| !service.tables.contains_key(az)),
-                    "{id:?} is on the way"
+                    "{id:?} moves while its last table still closes"
                 );
                 moved += 1;
                 self.moved += u64::from(self.demands.services[id].weight.max(1));

@@ -643,6 +643,7 @@ mod tests {
             [true, false, false]
         );
         let other = s.open(&node("n2")).unwrap();
+        // Four streams are open, which is the limit: three of n1 and one of n2.
         assert!(
             s.open(&node("n3"))
                 .is_err_and(|e| e.to_string().contains("alpha"))
@@ -652,7 +653,6 @@ mod tests {
 
         old[1].record_progress(SubscriberProgress {
             resources: 9,
-            // Four streams are open: three of n1 and one of n2.
             ..SubscriberProgress::default()
         });
         newest.record_progress(SubscriberProgress {

@@ -522,7 +522,7 @@ fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
     );
     assert!(
         register(&s, "b").unwrap().drain,
-        "an order outlives a new registration"
+        "an order to drain outlives a new registration"
     );
 }
 

@@ -288,6 +288,7 @@ fn planned_changes_break_no_session() {
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
+        // Ten seconds are left for the last changes to end.
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
             // Each call makes four changes.

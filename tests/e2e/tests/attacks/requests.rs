@@ -221,6 +221,7 @@ fn framing() -> Vec<Attack> {
             &["side=\"client\""],
         )
     };
+    // Lengths of 0, 4 and 5 end the body before the hidden request; 58 bytes include it.
     vec![
         refused(
             "both lengths, the first counts",
@@ -274,6 +275,7 @@ fn framing() -> Vec<Attack> {
             "X: a\0b\r\nContent-Length: 0",
             HIDDEN.into(),
         ),
+        // A gateway ignores this upgrade, which RFC 9113 no longer has, so it counts no refusal.
         Attack::new(
             "an upgrade to HTTP/2 in the clear",
             |s| {

@@ -104,6 +104,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: vec![HttpMatch {
+                // A service has one match, so its precedence decides nothing.
                 precedence: Precedence {
                     class: 0,
                     specificity: [0; 5],
@@ -285,6 +286,7 @@ impl TestSubscriber {
             .trim()
             .to_string(),
         );
+        // The log omits manifests, which only repeat names and versions.
         if kind == ResourceKind::Manifest {
             self.log.pop();
         }
