@@ -472,7 +472,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     while turns_without_head < 10 {
         assert!(
             Instant::now() < until,
-            "it is still the head of {} buckets",
+            "r1 is still the head of {} buckets",
             headed(&e1.subscriber).len()
         );
         owns_all(&mut r1);

@@ -537,7 +537,7 @@ async fn tokens_and_requests() {
     let Err(over) =
         ManualSubscriber::try_open(fixture.channel().await, &long, BTreeMap::new()).await
     else {
-        panic!("it was accepted")
+        panic!("a token that is too long was accepted")
     };
     assert_eq!(over.code(), Code::Unauthenticated, "{over}");
     refused(&fixture, "token_form").await;

@@ -122,7 +122,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     );
     assert!(
         !n1.has(ResourceKind::Workload, "alpha/shop/cache-0"),
-        "it belongs to another node"
+        "the workload belongs to another node"
     );
     assert!(direct(&m1).is_empty() && direct(&g1).is_empty());
     check_direct_endpoint(&n1);

@@ -843,7 +843,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
     assert_eq!(
         ca.rotate(false).await.unwrap_err().code(),
         Code::FailedPrecondition,
-        "its root is replaced by hand"
+        "the root of Canal's components is replaced by hand"
     );
     refuse_a_tenants_operator(&fixture, identity).await;
 }

@@ -599,7 +599,7 @@ fn an_az_added_later_becomes_a_home_az() {
     assert_eq!(
         tier.plan.services[&id(7)].placement.as_ref().unwrap().home,
         az("a"),
-        "its tenant requested it"
+        "the tenant requested this home AZ"
     );
     // In a third AZ no service has its home at first, so backends away from home move there first.
     names(&["c"], 8).iter().for_each(|name| tier.join(name));
@@ -620,7 +620,7 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     assert_eq!(
         moves,
         [3, 0, 0],
-        "not everybody has the first wave's tables"
+        "the next wave waits until all have the first wave's tables"
     );
     tier.deliver();
     assert_eq!(tier.step(), 3);

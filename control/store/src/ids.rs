@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(
             ids,
             (1..=WANTED).collect::<Vec<_>>(),
-            "its own, the oldest first"
+            "alpha gets its own ids, the oldest first"
         );
         assert!(
             got.displaced

@@ -302,7 +302,7 @@ fn a_second_controller_on_the_same_store_is_refused_by_name() {
     assert_eq!(
         open(dir.path()).id(),
         id,
-        "it opens once the first process has ended"
+        "the store opens once the first process has ended"
     );
 }
 

@@ -290,7 +290,7 @@ fn a_dead_pod_loses_only_its_own_sessions() {
         .unwrap();
     until(
         deadline(STEP_TIMEOUT),
-        "its sessions have reconnected",
+        "the sessions of the killed pod have reconnected",
         || admitted("client") > before,
     );
     let report = mesh().stop("sessions over a pod's death", running).json();

@@ -717,7 +717,7 @@ fn a_grey_failure_gets_no_new_session() {
         drop(stopped);
         let back = until(
             deadline(SETTLED_WITHIN),
-            "it has new sessions again",
+            "the replica has new sessions again",
             || taken() > before,
         );
         (stopped_at, back, watch.join().expect("the sessions end"))

@@ -250,11 +250,11 @@ fn an_external_authorizer_is_called_and_obeyed() {
     let seen = mesh().run(CLIENT, &argv).expect_success();
     assert!(
         seen.contains("alpha.example/ns/default/sa/client"),
-        "the authorizer's header came on: {seen}"
+        "the authorizer's header is passed on: {seen}"
     );
     assert!(
         !seen.contains("forged") && !seen.contains("x-authz-secret"),
-        "and only its own: {seen}"
+        "only the authorizer's own headers are passed on: {seen}"
     );
     let log = mesh().world.log("alpha/default/authz-0").unwrap();
     until(
@@ -275,7 +275,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
         403,
-        "an authorizer that hangs"
+        "an authorizer that hangs denies"
     );
     mesh().apply("alpha", &authorizer);
     mesh().world.stop("alpha/default/authz-0").unwrap();
@@ -434,7 +434,11 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         with_token(&token("kid=second", STAFF), "/headers") == 200
     });
     // Both keys are valid while issuers replace one, so nothing is refused in between.
-    assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
+    assert_eq!(
+        with_token(&old, "/headers"),
+        200,
+        "the old key is still accepted"
+    );
     issuer("DELETE", "/keys?kid=first", "");
     until(deadline(STEP_TIMEOUT), "the old key is forgotten", || {
         with_token(&old, "/headers") == 401
@@ -491,7 +495,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     assert_eq!(
         mesh().code(bare, &direct("web-open"), &[]),
         200,
-        "nor plaintext elsewhere"
+        "plaintext is accepted elsewhere"
     );
     let reason = ["direction=\"inbound\"", "reason=\"strict_plaintext\""];
     until(deadline(STEP_TIMEOUT), "the refusal is counted", || {
@@ -552,7 +556,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
         ),
         &[],
     );
-    assert_eq!(bare, 0, "the node alone cannot");
+    assert_eq!(bare, 0, "the node alone cannot authorize");
 }
 
 /// A change ends open work that is no longer allowed, and nothing else.
@@ -621,7 +625,7 @@ fn a_change_of_policy_ends_open_connections() {
     // are closed.
     until(
         deadline(STEP_TIMEOUT),
-        "connections that are still allowed stay open",
+        "connections that are no longer allowed end",
         || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS,
     );
     until(
@@ -640,7 +644,7 @@ fn a_change_of_policy_ends_open_connections() {
     assert_eq!(kept["broken"], 0, "{kept}");
     assert!(
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
-        "all of them ended: {ended}"
+        "all sessions that are no longer allowed end: {ended}"
     );
     // The client's own exit code shows that it ended by itself, not at its time limit.
     assert_eq!(socket.code, Some(1), "{socket:?}");

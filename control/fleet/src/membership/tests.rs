@@ -432,7 +432,7 @@ fn a_replica_is_gone_when_silent_and_reported_down_by_its_edge() {
     };
     assert!(
         s.pass(60_000 * MS, word(true)).gone.is_empty(),
-        "its edge probes it: only the path of its reports is broken"
+        "a replica that its edge sees up is not gone, although its reports are lost"
     );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     assert_eq!(s.pass(200 * MS, word(false)).gone, [name("a")]);
@@ -756,7 +756,7 @@ fn the_memory_of_publications_is_bounded() {
     assert_eq!(
         s.membership.plan_at(Generation(u64::from(first))),
         0,
-        "too far behind counts as having nothing"
+        "a data plane that is too far behind counts as having no plan"
     );
     assert_eq!(
         s.membership.plan_at(Generation(u64::from(9 + over))),

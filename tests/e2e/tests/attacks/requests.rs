@@ -198,7 +198,8 @@ fn methods() -> Vec<Attack> {
     ]
 }
 
-/// Messages that hide a forbidden request if two hops disagree on where the first one ends.
+/// Messages that hide a forbidden request if two hops disagree on where the first one ends. Lengths
+/// of 0, 4 and 5 end the body before the hidden request; 58 is more than the hidden request has.
 fn framing() -> Vec<Attack> {
     const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
     let pipelined = |s: &AttackWorld| {
@@ -221,7 +222,6 @@ fn framing() -> Vec<Attack> {
             &["side=\"client\""],
         )
     };
-    // Lengths of 0, 4 and 5 end the body before the hidden request; 58 bytes include it.
     vec![
         refused(
             "both lengths, the first counts",

@@ -36,6 +36,8 @@ pub(super) fn itself(name: &TenantName) -> program::Tenant {
     }
 }
 
+/// What the compiler would make of `script`. A service has at most one route and that one match, so
+/// precedence decides nothing and is zero.
 pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
     let t = tenant(name);
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
@@ -104,7 +106,6 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: vec![HttpMatch {
-                // A service has one match, so its precedence decides nothing.
                 precedence: Precedence {
                     class: 0,
                     specificity: [0; 5],
