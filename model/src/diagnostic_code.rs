@@ -670,7 +670,7 @@ diagnostic_codes! {
     507 UnsupportedProtocol {
         title: "the protocol of the listener is not served",
         why: "The listener is closed.",
-        fix: "Use protocol HTTP or HTTPS.",
+        fix: "Use protocol HTTP, HTTPS, TLS or TCP.",
         condition: Some(("Accepted", "UnsupportedProtocol")),
     }
     508 ListenerConflict {
@@ -750,6 +750,12 @@ diagnostic_codes! {
         why: "The mode AllowInsecureFallback leaves it to applications to refuse such clients.",
         fix: "Write AllowValidOnly once all clients have certificates.",
         condition: Some(("InsecureFrontendValidationMode", "ConfigurationChanged")),
+    }
+    521 UnknownListenerProtocol {
+        title: "the protocol of the listener is none of Gateway API",
+        why: "The listener is closed.",
+        fix: "Use protocol HTTP, HTTPS, TLS or TCP.",
+        condition: Some(("Accepted", "UnsupportedProtocol")),
     }
     601 UnsupportedTarget {
         title: "the policy cannot have a target of this kind",

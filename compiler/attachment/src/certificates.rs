@@ -135,7 +135,7 @@ impl<'a> CertificateIndex<'a> {
     }
 
     /// Returns the Secret that a reference names, whose certificate is then one of the Gateway's.
-    fn find(
+    pub(crate) fn find(
         &mut self,
         kind: &str,
         own: &Namespace,

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod backend_filters;
+mod delegate;
 mod destination;
 mod direct;
 mod gateway_replica;
@@ -24,6 +25,7 @@ mod route_fields;
 mod route_filters;
 mod route_mirrors;
 mod route_parts;
+mod route_point;
 mod service;
 mod subset;
 mod tenant;
@@ -186,9 +188,11 @@ fn routes(
         budget,
         report,
     );
+    rules.extend(ingress.add_redirects(corpus, budget));
     rules.extend(virtual_service::resolve(
         &corpus.virtual_services,
         &destinations,
+        &mut ingress,
         &taken,
         budget,
         report,

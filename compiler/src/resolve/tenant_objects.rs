@@ -12,6 +12,7 @@ use canal_model::policy::gateway_api::{
     GrpcRoute, HttpRoute, ReferenceGrant, TcpRoute, TlsRoute, UdpRoute,
 };
 use canal_model::policy::istio::{DestinationRule, VirtualService};
+use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
 };
@@ -71,6 +72,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) tls_routes: Vec<Sourced<'a, TlsRoute>>,
     pub(crate) tcp_routes: Vec<Sourced<'a, TcpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
+    pub(crate) istio_gateways: Vec<Sourced<'a, IstioGateway>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
     pub(crate) throttles: Vec<Sourced<'a, Throttle>>,
@@ -166,6 +168,7 @@ impl<'a> TenantObjects<'a> {
             Object::TlsRoute(object) => self.tls_routes.push(Sourced { document, object }),
             Object::TcpRoute(object) => self.tcp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
+            Object::IstioGateway(object) => self.istio_gateways.push(Sourced { document, object }),
             Object::VirtualService(object) => {
                 self.virtual_services.push(Sourced { document, object })
             }
@@ -212,6 +215,7 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
+        ObjectKind::IstioGateway => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
         // A listener without its certificates is closed.

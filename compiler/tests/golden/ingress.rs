@@ -1,5 +1,6 @@
 //! Parses and answers the requests of `#>` directives: `METHOD GATEWAY:PORT[,SNI] HOST TARGET
-//! [header:value …]`. With a server name the connection has TLS; `-` stands for none.
+//! [header:value …]`. With a server name the connection has TLS; `-` stands for none. A Gateway of
+//! Istio has the prefix `istio:`.
 
 use std::net::IpAddr;
 
@@ -8,9 +9,12 @@ use canal_compiler::oracle::OracleRequest;
 use canal_compiler::oracle_ingress::{
     ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of,
 };
-use canal_model::ingress::gateway_service;
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::ingress::{gateway_service, istio_gateway_service};
 
 use super::{parse_headers, verdict_text};
+
+type ServiceFn = fn(&TenantName, &Namespace, &ObjectName) -> Option<ServiceKey>;
 
 pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let words: Vec<&str> = arrival.split_whitespace().collect();
@@ -28,12 +32,13 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let found = match gateway.parse::<IpAddr>() {
         Ok(address) => gateway_at(ir, address),
         Err(_) => {
+            let (service, gateway) = match gateway.strip_prefix("istio:") {
+                Some(gateway) => (istio_gateway_service as ServiceFn, gateway),
+                None => (gateway_service as ServiceFn, gateway),
+            };
             let (namespace, name) = gateway.split_once('/').unwrap();
             let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
-            gateway_of(
-                ir,
-                &gateway_service(&ir.tenant.name, &namespace, &name).unwrap(),
-            )
+            gateway_of(ir, &service(&ir.tenant.name, &namespace, &name).unwrap())
         }
     };
     let Some(found) = found else {

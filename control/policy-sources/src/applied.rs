@@ -171,6 +171,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::TlsRoute(o) => &mut o.metadata,
         Object::TcpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,
+        Object::IstioGateway(o) => &mut o.metadata,
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,

@@ -86,7 +86,7 @@ pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, Unkno
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = ObjectKind::ALL
         .into_iter()
-        .find(|k| k.as_str() == kind && group_of(*k) == group);
+        .find(|k| k.yaml_kind() == kind && group_of(*k) == group);
     match known {
         Some(known) if known.api_versions().contains(&api_version) => Ok(known),
         Some(known) => Err(UnknownKindAction::OtherVersion(known)),
@@ -129,9 +129,9 @@ mod tests {
                 Ok(ObjectKind::Gateway),
             ),
             (
-                "networking.istio.io/v1",
+                "networking.istio.io/v1alpha3",
                 "Gateway",
-                Err(UnknownKindAction::Refused),
+                Ok(ObjectKind::IstioGateway),
             ),
             (
                 "gateway.networking.k8s.io/v1beta1",

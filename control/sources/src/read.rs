@@ -412,6 +412,9 @@ impl DocumentReader<'_> {
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::ReferenceGrant),
+            ObjectKind::IstioGateway => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::IstioGateway),
             ObjectKind::VirtualService => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::VirtualService),

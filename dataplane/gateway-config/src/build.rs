@@ -273,6 +273,7 @@ impl SnapshotBuilder {
             ResourceKind::Authorization
             | ResourceKind::Authentication
             | ResourceKind::Authorizer => self.remove_policy(kind, name),
+            // The gateway stores nothing of the other kinds.
             _ => {}
         }
     }
@@ -451,6 +452,7 @@ impl SnapshotBuilder {
         });
         let party = match &identity {
             Some(identity) => WorkloadLabels::of_workload(workload, identity),
+            // The workload may arrive before its tenant, whose trust domain completes the identity.
             None => WorkloadLabels {
                 workload: workload.name.to_string(),
                 namespace: workload.namespace.to_string(),
@@ -627,6 +629,8 @@ impl SnapshotBuilder {
             policy_paths: service.policy_paths,
             guard,
             throttle,
+            // Clients inside the mesh have no proxies before this gateway, so none of their headers
+            // is trusted.
             trusted_proxies: gateway.as_ref().map_or(0, |it| it.trusted_proxies),
         });
         let tenant = self.tenant(&key.tenant);
@@ -672,6 +676,8 @@ impl SnapshotBuilder {
         let state = self.services.entry_ref(key).or_default();
         let service = state.service.as_ref();
         let hostname = hostname_of(key, service);
+        // A rule may name a service or a port that is not stored. Its set has default values and
+        // `exists` is false.
         let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
         let policy_paths = service.map(|s| s.policy_paths).unwrap_or_default();
         let policy = service.map(|s| s.load_balancer(port, subset));
@@ -735,6 +741,7 @@ impl SnapshotBuilder {
                 hostname,
             })),
             port,
+            // Only a declared port fixes a protocol; without one the first bytes decide.
             protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool,
             policy_paths,

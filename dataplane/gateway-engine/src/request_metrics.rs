@@ -204,7 +204,8 @@ impl RequestSeries {
         };
         let key = SeriesKey {
             source: finished.source.number,
-            // Without a set, the tenant's number separates the series; no set has ID 0.
+            // Without a set, the tenant's number separates the series. Shifted, it does not meet the
+            // IDs of sets, which count from 1.
             set: finished
                 .target
                 .map_or(u64::from(finished.account.number) << 40, |(view, _)| {
@@ -227,6 +228,7 @@ impl RequestSeries {
         let series = known.unwrap_or_else(|| {
             let made = Rc::new(self.make(finished));
             let mut known = self.handles.borrow_mut();
+            // The handles only save look-ups in the registry, so any of them may be dropped.
             if known.len() >= SERIES_MAX {
                 known.clear();
             }

@@ -12,7 +12,7 @@ use canal_gateway_config::{
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
 use canal_model::ingress::is_gateway_service;
-use canal_model::program::TunnelProtocol;
+use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
 
@@ -107,12 +107,9 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
-            let is_wrong = if session.tls {
-                is_misdirected(session, &resolved, request)
-            } else {
-                is_for_https(&resolved)
-            };
-            if is_wrong {
+            if is_of_earlier_listener(session, &resolved)
+                || session.tls && is_misdirected(session, &resolved, request)
+            {
                 return Err(ProxyError::Misdirected);
             }
             Ok((
@@ -182,18 +179,24 @@ fn admit(
     worker.limits.request(&session.account)
 }
 
-/// True if a request on a connection with TLS must come over another connection.
-#[cold]
-/// Returns whether the destination is a Gateway's port for HTTPS. A plaintext connection to it is
-/// older than the listener.
-fn is_for_https(resolved: &ResolvedDestination) -> bool {
+/// True if the destination is a port of a Gateway whose listeners would not have accepted the
+/// session's connection: it is older than they are.
+fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestination) -> bool {
     let ResolvedDestination::Service { service, port } = resolved else {
         return false;
     };
-    let termination = service.ports[*port].termination.as_deref();
-    matches!(termination, Some(PortTermination::Gateway(_)))
+    let port = &service.ports[*port];
+    match port.termination.as_deref() {
+        Some(PortTermination::Gateway(_)) => !session.tls,
+        // Requests cannot be read of connections that are relayed.
+        Some(PortTermination::Passthrough) => true,
+        Some(PortTermination::Service(_)) => false,
+        None => port.protocol == AppProtocol::Tcp && is_gateway_service(&service.names.key),
+    }
 }
 
+/// True if a request on a connection with TLS must come over another connection.
+#[cold]
 fn is_misdirected<R: RoutableRequest>(
     session: &ClientSession,
     resolved: &ResolvedDestination,

@@ -46,7 +46,7 @@ pub struct KeyClientConfig {
 #[derive(Debug)]
 pub(super) struct KeyServerState {
     pub(super) target: KeyServerTarget,
-    circuit: CircuitBreaker,
+    pub(super) circuit: CircuitBreaker,
     tally: HandshakeCounters,
 }
 
@@ -223,12 +223,15 @@ impl KeyClient {
         }
         for (n, known) in servers.iter().enumerate() {
             let name = &known.target.name;
-            let timeout = if n + 1 == servers.len() {
+            // A later server whose circuit breaker is open is not tried, so it is no better one.
+            let now = Instant::now();
+            let is_last = !servers[n + 1..].iter().any(|it| it.circuit.may_allow(now));
+            let timeout = if is_last {
                 self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR
             } else {
                 self.inner.trip
             };
-            if !known.circuit.allows(Instant::now()) {
+            if !known.circuit.allows(now) {
                 counts.failed(name, KeyServerFailure::CircuitOpen);
                 tried.push(format!("{name}: {}", KeyServerFailure::CircuitOpen.name()));
                 continue;

@@ -145,7 +145,9 @@ async fn keep_open(
     // wildcard.
     let loopback_only = listener_kind == ListenerRole::Outbound;
     let options = ListenOptions {
+        // Each worker listens on the same address, and the kernel spreads connections among them.
         reuse_port: true,
+        // Another listener has the IPv4 address.
         v6_only: true,
         mark,
         loopback_only,

@@ -12,6 +12,7 @@ pub mod faults;
 pub mod frontend_tls;
 pub mod gateway_api;
 pub mod istio;
+pub mod istio_gateway;
 pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
@@ -48,6 +49,7 @@ pub enum Object {
     TlsRoute(gateway_api::TlsRoute),
     TcpRoute(gateway_api::TcpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
+    IstioGateway(istio_gateway::IstioGateway),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
     Tenant(canal::Tenant),
@@ -90,6 +92,8 @@ pub enum ObjectKind {
     TlsRoute,
     TcpRoute,
     ReferenceGrant,
+    /// A Gateway of `networking.istio.io`; [`ObjectKind::Gateway`] is one of Gateway API.
+    IstioGateway,
     VirtualService,
     DestinationRule,
     Throttle,
@@ -104,7 +108,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 31] = [
+    pub const ALL: [ObjectKind; 32] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -126,6 +130,7 @@ impl ObjectKind {
         ObjectKind::TlsRoute,
         ObjectKind::TcpRoute,
         ObjectKind::ReferenceGrant,
+        ObjectKind::IstioGateway,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
         ObjectKind::Throttle,
@@ -138,7 +143,8 @@ impl ObjectKind {
         ObjectKind::Termination,
     ];
 
-    /// Returns the value of `kind:` in YAML.
+    /// Returns the name of the kind among all kinds: the value of `kind:` in YAML, with its group if
+    /// another kind has the same.
     pub fn as_str(self) -> &'static str {
         match self {
             ObjectKind::Tenant => "Tenant",
@@ -162,6 +168,7 @@ impl ObjectKind {
             ObjectKind::TlsRoute => "TLSRoute",
             ObjectKind::TcpRoute => "TCPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
+            ObjectKind::IstioGateway => "Gateway.networking.istio.io",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
             ObjectKind::Throttle => "Throttle",
@@ -172,6 +179,14 @@ impl ObjectKind {
             ObjectKind::Federation => "Federation",
             ObjectKind::KeyServer => "KeyServer",
             ObjectKind::Termination => "Termination",
+        }
+    }
+
+    /// Returns the value of `kind:` in YAML.
+    pub fn yaml_kind(self) -> &'static str {
+        match self {
+            ObjectKind::IstioGateway => "Gateway",
+            other => other.as_str(),
         }
     }
 
@@ -222,11 +237,13 @@ impl ObjectKind {
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
             ],
-            ObjectKind::VirtualService | ObjectKind::DestinationRule => &[
-                "networking.istio.io/v1",
-                "networking.istio.io/v1beta1",
-                "networking.istio.io/v1alpha3",
-            ],
+            ObjectKind::IstioGateway | ObjectKind::VirtualService | ObjectKind::DestinationRule => {
+                &[
+                    "networking.istio.io/v1",
+                    "networking.istio.io/v1beta1",
+                    "networking.istio.io/v1alpha3",
+                ]
+            }
         }
     }
 
@@ -265,6 +282,9 @@ impl ObjectKind {
             "tlsroute" | "tlsroutes" => ObjectKind::TlsRoute,
             "tcproute" | "tcproutes" => ObjectKind::TcpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
+            "gateway.networking.istio.io" | "gateways.networking.istio.io" | "gw" => {
+                ObjectKind::IstioGateway
+            }
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
             "throttle" | "throttles" => ObjectKind::Throttle,
@@ -343,6 +363,7 @@ impl Object {
             Object::TlsRoute(_) => ObjectKind::TlsRoute,
             Object::TcpRoute(_) => ObjectKind::TcpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
+            Object::IstioGateway(_) => ObjectKind::IstioGateway,
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
@@ -380,6 +401,7 @@ impl Object {
             Object::TlsRoute(o) => &o.metadata,
             Object::TcpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
+            Object::IstioGateway(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
@@ -467,10 +489,14 @@ mod tests {
         for kind in ObjectKind::ALL {
             assert_eq!(ObjectKind::from_word(kind.as_str()), Some(kind));
             let word = kind.as_str().to_lowercase();
+            let (word, group) = match word.split_once('.') {
+                Some((word, group)) => (word.to_owned(), format!(".{group}")),
+                None => (word, String::new()),
+            };
             let plural = match word.strip_suffix("cy") {
                 Some(stem) => format!("{stem}cies"),
                 None if word.ends_with('s') => word,
-                None => format!("{word}s"),
+                None => format!("{word}s{group}"),
             };
             assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());

@@ -479,6 +479,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
                 retries,
                 fault,
                 cors_policy,
+                delegate: None,
                 ..mirrors
             }
         },
@@ -487,6 +488,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
         hosts,
         gateways: Vec::new(),
+        export_to: Vec::new(),
         http,
     });
     // Creation times repeat and may be missing, because the older object wins and ties exist.

@@ -135,6 +135,7 @@ pub(crate) async fn run(args: CaArgs) -> VerbResult {
                 .map_err(|s| admin::refused(&s))?
                 .into_inner();
             let roots: String = answer.domains.into_iter().flat_map(|d| d.bundle).collect();
+            // `line` ends the text with a newline of its own.
             output::line(roots.trim_end())
         }
         CaVerb::Rotate(args) => {

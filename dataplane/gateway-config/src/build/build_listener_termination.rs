@@ -18,6 +18,7 @@ use canal_model::program::{
 };
 use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
+use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
@@ -135,7 +136,12 @@ impl SnapshotBuilder {
             let terminator = self.listener_terminator(key, listener, validation);
             hosts.insert(&host_text(listener.host.as_ref()), terminator);
         }
-        let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
+        // Without a keyring no host has a terminator. The port is for TLS all the same: without a
+        // termination, it would be served in plaintext.
+        let trust = match &self.keyring {
+            Some(keyring) => keyring.trust().view(&key.tenant),
+            None => TrustView::without_bundles(),
+        };
         Some(Arc::new(PortTermination::Gateway(ListenerTermination {
             hosts,
             trust,
@@ -175,6 +181,8 @@ impl SnapshotBuilder {
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
+        // Each change of the Gateway comes here, and most change neither certificates nor
+        // validation.
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
@@ -191,6 +199,7 @@ impl SnapshotBuilder {
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
             clients: ClientCertificates::None,
             alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            // Clients outside the mesh may be too old for TLS 1.3.
             tls12: true,
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);

@@ -2,8 +2,9 @@
 //! arrival does not matter.
 
 use super::*;
-use crate::RouteOutcome;
 use crate::testing::{PlainRequest, key, service, tenant, workload};
+use crate::{PortTermination, RouteOutcome};
+use canal_identity::ListenerChoice;
 use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program::*;
@@ -672,4 +673,28 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
             .is_none()
     );
     assert!(snapshot.service_inside(id).is_none());
+}
+
+#[test]
+fn an_https_port_refuses_all_handshakes_without_a_keyring() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    let Resource::Ingress(mut https) = (*gateway(&[("a.example", true)])).clone() else {
+        unreachable!("it is a Gateway")
+    };
+    https.listeners[0].certificates = Some(vec![(
+        "ns".parse().unwrap(),
+        "web-certificate".parse().unwrap(),
+    )]);
+    let all = [tenant(), Arc::new(Resource::Ingress(https))];
+    let snapshot = builder.apply(&all, &[], Generation(1));
+    let service = snapshot.tenant("t").unwrap().service(&key("web.gateway"));
+    let port = service.unwrap().port(80).unwrap();
+    let Some(PortTermination::Gateway(listeners)) = port.termination.as_deref() else {
+        panic!("the port is served without TLS: {:?}", port.termination)
+    };
+    for (name, is_listed) in [(Some("a.example"), true), (Some("b.example"), false)] {
+        let choice = listeners.choose(name);
+        assert_eq!(matches!(choice, ListenerChoice::NoCertificate), is_listed);
+        assert_eq!(matches!(choice, ListenerChoice::NoListener), !is_listed);
+    }
 }

@@ -147,6 +147,8 @@ async fn terminate_listener_tls(
         listener_tls_reason(&e)
     })?;
     drop(handshake);
+    // A listener's client has no identity of the mesh, so its connection may still have to give
+    // way.
     permit.end_handshake(false);
     let certificate = match terminated.listener_client {
         Some(ListenerClient::Valid(certificate)) => Some(certificate),

@@ -121,6 +121,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
         let (framing, protocol) = (self.state.info.framing, self.state.info.client_protocol);
         let kind = self.state.info.kind;
+        // An upgraded connection carries no request body that a copy could repeat.
         if kind == RequestKind::Upgrade {
             return Err("upgrade");
         }
@@ -142,6 +143,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let tried = TriedEndpoints::new();
         let selected = balance::endpoint(&view, &tried, Some(client), now, random, hash);
         let mut selected = selected.map_err(|error| error.name())?;
+        // A pool that is not shared opens a connection per client, also for the copy.
         let is_own = is_single(view.set.pool, &self.state.info);
         selected.client = is_own.then(|| session.pool_client());
         let tunnel_headers = if is_own {
@@ -154,6 +156,8 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
             .map_or_else(Default::default, |changes| changes.into_owned());
+        // A rewritten host comes first, because the mirror's suffix belongs to the host that is
+        // forwarded.
         let shadow = match changes.host.as_deref() {
             Some(rewritten) => mirror.host(rewritten),
             None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),
@@ -167,6 +171,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let (body_copy, body, body_permit) = if self.client.is_complete(&self.state.info) {
             (None, None, None)
         } else {
+            // A declared length beyond the copy's buffer is refused before anything is buffered.
             if matches!(framing, Framing::Length(bytes) if bytes > RETRY_BODY_BYTES_MAX as u64) {
                 return Err("mirrored_body_bytes");
             }
