@@ -77,6 +77,7 @@ impl<'a> CertificateIndex<'a> {
         };
         let references = tls.map_or(&[][..], |tls| &tls.certificate_refs);
         match tls.and_then(|tls| tls.mode.as_deref()) {
+            // Terminate is the default of the Gateway API.
             None | Some("Terminate") => {}
             Some(mode) => {
                 let problem = format!("mode {:?} is not one of HTTPS listeners", shorten(mode));

@@ -909,6 +909,7 @@ impl<'a> WorkloadPath<'a> {
             .iter()
             .filter(is_own)
             .collect();
+        // A broken policy refuses requests with and without a token.
         if let Some((policy, why)) = own
             .iter()
             .find_map(|policy| Some((&policy.key, policy.broken.as_ref()?)))
@@ -927,6 +928,7 @@ impl<'a> WorkloadPath<'a> {
         let audiences = texts(claims.get("aud"));
         let accepts = |rule: &&JwtRule| {
             claims.get("iss").and_then(Json::as_str) == Some(rule.issuer.as_str())
+                // Without audiences a rule accepts tokens for anyone (Istio).
                 && (rule.audiences.is_empty()
                     || rule
                         .audiences

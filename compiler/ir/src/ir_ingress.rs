@@ -171,6 +171,7 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
+            // A relayed connection has no HTTP to answer 404 with.
             let otherwise = match listener.protocol {
                 ListenerProtocol::Tls | ListenerProtocol::Tcp => "reset",
                 _ => "404",

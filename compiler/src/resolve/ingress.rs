@@ -58,6 +58,7 @@ pub(crate) fn resolve(
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
     let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
+    // The caller stops compiling if the budget is exceeded.
     for certificate in certificates {
         budget.add_certificate(certificate);
     }

@@ -25,6 +25,7 @@ pub(crate) fn resolve(
     declared: &[Sourced<'_, kubernetes::Node>],
     report: &mut DiagnosticCollector,
 ) -> Vec<Node> {
+    // A diagnostic of the Tenant already says that it is absent or invalid.
     let Some(tenant) = tenant else {
         return Vec::new();
     };

@@ -308,6 +308,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
                 );
                 counts.compared += 1;
+                // A rule's key is tenant/kind/namespace/name/rule.
                 if let Some(kind) = got.split('/').nth(1) {
                     *counts.routed.entry(kind.to_owned()).or_default() += 1;
                 }
