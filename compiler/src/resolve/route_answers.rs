@@ -124,6 +124,7 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
                 "redirect.port",
                 FieldIssue::new("", problem, fix).with_code(Code::ConflictingFields),
             );
+            // Any port will do, since a broken rule redirects nothing.
             RedirectPort::OfHost
         }
     };

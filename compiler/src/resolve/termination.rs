@@ -57,6 +57,7 @@ fn resolve_port(
 ) -> Option<(ServiceKey, u16)> {
     let Written { metadata, spec } = sourced.object;
     let target = &spec.target_ref;
+    // Services are in Kubernetes' core group, whose name is empty.
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!(
             "a Termination cannot target a {:?} of group {:?}",

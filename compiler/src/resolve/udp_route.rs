@@ -272,6 +272,7 @@ impl<'a> UdpReferences<'a> {
         ),
         FieldIssue,
     > {
+        // Services are in Kubernetes' core group, whose name is empty.
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
                 "backends of kind {:?} are not supported in this version",

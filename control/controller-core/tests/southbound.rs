@@ -397,6 +397,7 @@ async fn a_stuck_subscriber_delays_no_other() {
     for i in 0..50u8 {
         let name = format!("s{i}");
         let begun = Instant::now();
+        // The fixture's own Services have the numbers below 10.
         ann.must_apply("alpha", &[&service(1, &name, 10 + i)]).await;
         quick
             .until(&name, |held| {

@@ -431,6 +431,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
                 .is_err(),
             "{what}"
         );
+        // Metrics are floating-point numbers, which are not compared for equality.
         assert!(
             (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
             "{what}: {reason}"
@@ -899,6 +900,7 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
         issued: 2,
         ..ControllerLimits::default()
     };
+    // Alpha's share must not be full before the log is.
     limits
         .shares
         .set(ShareKind::Certificates, Share::Percent(100));

@@ -484,11 +484,11 @@ impl PromptTier {
         let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
                 parts
-                    // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
                     .iter()
                     .map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0))
                     .sum::<f64>()
             };
+            // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
             least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
             // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of
             // floating point.

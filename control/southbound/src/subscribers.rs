@@ -528,6 +528,7 @@ fn api_subscriber(
         bytes_sent: r.bytes_sent,
         responses_sent: r.responses_sent,
         nacks: r.nacks,
+        // The first connection is no reconnection.
         reconnects: r.connects.saturating_sub(1),
         last_seen_ms: r.last_seen_ms,
         version: r.version.clone(),

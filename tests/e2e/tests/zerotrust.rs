@@ -531,6 +531,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
         "--size",
         "10",
         "--timeout-ms",
+        // A timeout would look like a refusal, so it is long even for a slow machine.
         "60000",
     ];
     until(deadline(STEP_TIMEOUT), "TCP has no methods", || {

@@ -300,6 +300,7 @@ fn streams() -> Vec<Attack> {
         (":path", "/headers"),
     ];
     let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
+        // Port 81 of the Service is declared as HTTP/2.
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
         // The body of a response mirrors the request; an error contains nothing of it.
         let mirrored = frames
