@@ -329,6 +329,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
     let writes = matches!(called, Some("sendto" | "sendmsg" | "write" | "writev"))
         || passes(&["do_writev", "ksys_write"]);
     match called {
+        // A packet to a local socket is delivered on the time of the thread that sends it.
         _ if writes && passes(&["handle_softirqs", "__do_softirq", "net_rx_action"]) => {
             ThreadActivity::Deliver
         }
@@ -340,6 +341,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
             ThreadActivity::Switch
         }
         Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::Poll,
+        // Only a connection's begin and end need these calls.
         Some(
             "accept4" | "setsockopt" | "getsockopt" | "getsockname" | "close" | "epoll_ctl"
             | "shutdown" | "fcntl",

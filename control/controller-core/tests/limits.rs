@@ -184,9 +184,8 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     let mut greedy = ManualSubscriber::open(fixture.channel().await, "n1", claims()).await;
     assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
     refused(&fixture, "subscription_bytes").await;
-    // The provider's gateways, and streams that bring no names, go on. What the ended stream had
-    // taken is given back.
-    // The share of subscriptionBytes does not apply to the provider's gateways.
+    // The share does not apply to the provider's gateways, and streams that bring no names take
+    // nothing of it. What the ended stream had taken is given back.
     ManualSubscriber::open(fixture.channel().await, "g1", claims())
         .await
         .settle()

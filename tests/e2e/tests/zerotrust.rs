@@ -569,6 +569,7 @@ fn a_change_of_policy_ends_open_connections() {
     const SESSIONS: usize = 20;
     let count = SESSIONS.to_string();
     let sessions = |pod: &str| {
+        // The sessions last, and wait for answers, longer than the test: only the policy ends them.
         let argv = [
             "canal-samples",
             "sessions",

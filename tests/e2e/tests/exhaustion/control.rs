@@ -80,7 +80,7 @@ pub(super) fn padded(count: usize, bytes: usize) -> String {
         .collect()
 }
 
-/// Routes with this many matches in total.
+/// Returns routes with this many matches each.
 fn routes(count: usize, matches: usize) -> String {
     let list: Vec<_> = (0..matches)
         .map(|n| {
