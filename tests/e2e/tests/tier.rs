@@ -500,7 +500,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         // succeed.
         ("kept", &["-c", "4"][..], losses_max),
         // New connections may fail for a second (`GAP_MAX`), in which each load starts `RATE`
-        // requests.
+        // requests. 64 are more than can wait at a time, so those that wait hold up no later ones.
         ("new", &["-c", "64", "--no-keepalive"], RATE),
     ];
     let started = Instant::now();

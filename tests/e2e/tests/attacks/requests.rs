@@ -77,6 +77,7 @@ fn claims() -> Vec<Attack> {
     let denied = |attack: Attack| {
         attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
     };
+    // 10.101.0.11 is the Service of `web-l7`, 12 that of `web-dry`, and 16 that of `web-open`.
     let client = |s: &AttackWorld| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
     let intruder = |name, header: &'static str| {
         denied(Attack::new(
