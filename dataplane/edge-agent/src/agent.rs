@@ -271,13 +271,12 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let watcher = traffic.watcher();
     // The agent serves no connections, so the drain of this branch waits for nothing.
     drop(traffic);
-    let dump = EdgeDump {
+    let dump = Arc::new(EdgeDump {
         config: config.clone(),
         reconciler: shared.reconciler.clone(),
         southbound: subscriber.watch(),
         traffic: watcher,
-    };
-    let dump = Arc::new(dump);
+    });
     serve_operators(
         &config,
         dump.clone(),

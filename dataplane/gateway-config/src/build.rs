@@ -684,11 +684,8 @@ impl SnapshotBuilder {
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
-        for workload in state
-            .members
-            .iter()
-            .filter_map(|uid| self.workloads.get(uid))
-        {
+        let members = state.members.iter();
+        for workload in members.filter_map(|uid| self.workloads.get(uid)) {
             // Only ready workloads of the subset that serve this port are endpoints.
             let chosen = workload.ready
                 && subset

@@ -118,7 +118,9 @@ async fn the_last_server_with_a_closed_circuit_has_the_longer_timeout() {
     }
     let started = Instant::now();
     let error = client.first(&servers, &KeyRequest::Ping).await.err();
-    assert!(started.elapsed() >= trip * LAST_SERVER_TIMEOUT_FACTOR);
+    // A slow machine only makes it later.
+    let waited = started.elapsed();
+    assert!(waited >= trip * LAST_SERVER_TIMEOUT_FACTOR, "{waited:?}");
     let error = error.expect("no server answers").to_string();
     assert!(error.contains("circuit"), "{error}");
 }

@@ -353,17 +353,20 @@ fn start_and_wait(server: &str) {
         .unwrap();
 }
 
+/// Returns what both gateways together counted.
+fn counted_at_gateways(family: &str, labels: &[&str]) -> u64 {
+    let gateways = ["gw-1", "gw-2"].iter();
+    gateways
+        .map(|gateway| mesh().counted(gateway, family, labels))
+        .sum()
+}
+
 /// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy
 /// when all are gone, as nodes do.
 #[test]
 fn a_gateway_without_its_key_server_follows_policy() {
-    let (mesh, pids) = (mesh(), requesters());
-    let counted = |family: &str, labels: &[&str]| {
-        ["gw-1", "gw-2"]
-            .iter()
-            .map(|gateway| mesh.counted(gateway, family, labels))
-            .sum::<u64>()
-    };
+    let pids = requesters();
+    let counted = counted_at_gateways;
     let local = || counted("canal_keys_fallbacks_total", &[]);
     let by = |server: &str| {
         counted(

@@ -119,8 +119,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         mirror: SelectedMirror,
     ) -> Result<Option<BodyCopy>, &'static str> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
-        let (framing, protocol) = (self.state.info.framing, self.state.info.client_protocol);
-        let kind = self.state.info.kind;
+        let (framing, kind) = (self.state.info.framing, self.state.info.kind);
         // An upgraded connection carries no request body that a copy could repeat.
         if kind == RequestKind::Upgrade {
             return Err("upgrade");
@@ -133,13 +132,12 @@ impl<D: HttpDownstream> HttpRequest<D> {
         // Routes were resolved inside the tenant. The check is repeated here, as for requests.
         let view = view.filter(|view| is_of_tenant(view, account));
         let view = view.ok_or("no_service")?;
-        let tenant = snapshot.tenant(session.account.tenant.as_str());
+        let tenant = snapshot.tenant(account.tenant.as_str());
         let policy_version = tenant.map_or(0, |tenant| tenant.policy_version);
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
         let random = || worker.random();
-        let head = || self.client.head().0;
-        let hash = |key: &HashKey| hash_of_request(key, &session.client_ip, &head());
+        let hash = |key: &HashKey| hash_of_request(key, &session.client_ip, &self.client.head().0);
         let tried = TriedEndpoints::new();
         let selected = balance::endpoint(&view, &tried, Some(client), now, random, hash);
         let mut selected = selected.map_err(|error| error.name())?;
@@ -163,7 +161,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),
         };
         changes.host = shadow.or(changes.host);
-        let version = decide_version(view.set.protocol, protocol);
+        let version = decide_version(view.set.protocol, self.state.info.client_protocol);
         let head = self
             .client
             .copy_head(&self.state, routed, version, &changes)

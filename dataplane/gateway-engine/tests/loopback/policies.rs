@@ -392,11 +392,9 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     assert!(counts[0] > 10 && counts[1] > 10, "{counts:?}");
     assert_eq!(two.requests(), 0);
     // A dead endpoint is skipped; the next one is authorized by its own policies.
-    let dead = tokio::net::TcpListener::bind(LOCALHOST)
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let listener = tokio::net::TcpListener::bind(LOCALHOST).await.unwrap();
+    let dead = listener.local_addr().unwrap();
+    drop(listener);
     fixture.apply(vec![Resource::Workload(pod(TENANT, "web-0", dead, "web"))]);
     for _ in 0..10 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403);
