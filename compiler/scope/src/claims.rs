@@ -89,6 +89,8 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
     found
 }
 
+/// Reports the claims of `newer` that `older` has made already. Tenants and replicas have no
+/// namespace of their own; the reports name the one their objects are in, `default`.
 fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
     let other = &older.tenant;
     let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {

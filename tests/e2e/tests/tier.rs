@@ -288,6 +288,7 @@ fn planned_changes_break_no_session() {
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
+        // Ten seconds are left for the last changes to end.
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
             // Each call makes four changes.
@@ -499,7 +500,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         // succeed.
         ("kept", &["-c", "4"][..], losses_max),
         // New connections may fail for a second (`GAP_MAX`), in which each load starts `RATE`
-        // requests.
+        // requests. 64 are more than can wait at a time, so those that wait hold up no later ones.
         ("new", &["-c", "64", "--no-keepalive"], RATE),
     ];
     let started = Instant::now();
@@ -716,7 +717,7 @@ fn a_grey_failure_gets_no_new_session() {
         drop(stopped);
         let back = until(
             deadline(SETTLED_WITHIN),
-            "it has new sessions again",
+            "the replica has new sessions again",
             || taken() > before,
         );
         (stopped_at, back, watch.join().expect("the sessions end"))

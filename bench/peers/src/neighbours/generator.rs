@@ -182,6 +182,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         if now >= end && (waiting == 0 || now >= end + LAST_ANSWERS) {
             break;
         }
+        // The generator also wakes at the end, from which on it only waits for responses.
         let wake = if now < end {
             next.min(end)
         } else {

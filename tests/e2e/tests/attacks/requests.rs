@@ -77,6 +77,7 @@ fn claims() -> Vec<Attack> {
     let denied = |attack: Attack| {
         attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
     };
+    // 10.101.0.11 is the Service of `web-l7`, 12 that of `web-dry`, and 16 that of `web-open`.
     let client = |s: &AttackWorld| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
     let intruder = |name, header: &'static str| {
         denied(Attack::new(
@@ -198,7 +199,8 @@ fn methods() -> Vec<Attack> {
     ]
 }
 
-/// Messages that hide a forbidden request if two hops disagree on where the first one ends.
+/// Messages that hide a forbidden request if two hops disagree on where the first one ends. Lengths
+/// of 0, 4 and 5 end the body before the hidden request; 58 is more than the hidden request has.
 fn framing() -> Vec<Attack> {
     const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
     let pipelined = |s: &AttackWorld| {
@@ -274,6 +276,7 @@ fn framing() -> Vec<Attack> {
             "X: a\0b\r\nContent-Length: 0",
             HIDDEN.into(),
         ),
+        // A gateway ignores this upgrade, which RFC 9113 no longer has, so it counts no refusal.
         Attack::new(
             "an upgrade to HTTP/2 in the clear",
             |s| {
@@ -298,6 +301,7 @@ fn streams() -> Vec<Attack> {
         (":path", "/headers"),
     ];
     let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
+        // Port 81 of the Service is declared as HTTP/2.
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
         // The body of a response mirrors the request; an error contains nothing of it.
         let mirrored = frames

@@ -400,6 +400,7 @@ fn claimed_sources() -> Vec<Attack> {
         denied(Attack::new(
             "forwarded from an address that may",
             |s| {
+                // `web-dry` admits the client by its address; 4711 stands for any port.
                 let value = format!("for=\"{}:4711\"", s.mesh.address(CLIENT));
                 to_node(
                     s,
@@ -569,6 +570,7 @@ fn frames() -> Vec<Attack> {
         AttackOutcome::of(false, output.stdout)
     };
     let served = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    // Each attack sends 20 frames, of which one has to be counted, so lost ones do not matter.
     vec![
         Attack::new(
             "alpha's VNI from beta's node, to the edge",

@@ -36,6 +36,8 @@ pub(super) fn itself(name: &TenantName) -> program::Tenant {
     }
 }
 
+/// What the compiler would make of `script`. A service has at most one route and that one match, so
+/// precedence decides nothing and is zero.
 pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
     let t = tenant(name);
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
@@ -285,6 +287,7 @@ impl TestSubscriber {
             .trim()
             .to_string(),
         );
+        // The log omits manifests, which only repeat names and versions.
         if kind == ResourceKind::Manifest {
             self.log.pop();
         }
