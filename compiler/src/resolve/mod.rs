@@ -117,6 +117,7 @@ pub(crate) fn resolve(
         .is_some_and(|it| !it.gateway_cidrs.is_empty());
     let destinations = (&services, is_on_tier);
     let (mut rules, mut ingress) = routes(input, &corpus, destinations, budget, report);
+    budget.add_subsets(&rules, &workloads);
     load_balancer::resolve(
         input.tenant,
         &corpus.destination_rules,

@@ -75,7 +75,7 @@ impl Draw {
     }
 }
 
-const PARENTS: &str = "apiVersion: canal.mesh/v1
+pub(crate) const PARENTS: &str = "apiVersion: canal.mesh/v1
 kind: Tenant
 metadata: {name: alpha}
 spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.250.0.0/20]}
@@ -153,10 +153,10 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
     text
 }
 
-struct IngressRequest<'a> {
-    method: &'a str,
-    host: &'a str,
-    path: &'a str,
+pub(crate) struct IngressRequest<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) path: &'a str,
 }
 
 impl RoutableRequest for IngressRequest<'_> {
@@ -176,7 +176,7 @@ impl RoutableRequest for IngressRequest<'_> {
 }
 
 /// Returns a Secret with a certificate.
-fn certificate() -> String {
+pub(crate) fn certificate() -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let params = rcgen::CertificateParams::new(vec!["a.example.com".to_owned()]).unwrap();
     let indented = |pem: String| pem.replace('\n', "\n    ");
@@ -253,7 +253,7 @@ fn expected(
 }
 
 /// Returns identities that make no certificate, which listeners do not need.
-fn keyring() -> ClientIdentityFactory {
+pub(crate) fn keyring() -> ClientIdentityFactory {
     let trust = TrustStore::new(&Registry::new());
     ClientIdentityFactory::of(
         Arc::new(|id: &Identity| Credential::empty(id.clone()).1),

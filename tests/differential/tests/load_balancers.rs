@@ -187,7 +187,7 @@ proptest! {
         for request in requests {
             let expected = endpoint(&policy, &endpoints, &request);
             let hash = hash_of_request(&balancer.key, &request.client, &SentRequest(&request));
-            let at = hash.and_then(|hash| balancer.positions(hash).next());
+            let at = hash.and_then(|hash| balancer.positions(hash, 1).next());
             prop_assert_eq!(at.map(|at| endpoints[at]), expected, "{} {:?}", text, request);
         }
     }
