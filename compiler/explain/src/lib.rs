@@ -33,7 +33,6 @@ use canal_oracle::authorization::{
 mod balancing;
 mod policy_trace;
 mod token_facts;
-
 use policy_trace::explain_policies;
 use token_facts::{claimed, texts};
 

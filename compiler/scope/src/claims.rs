@@ -161,12 +161,8 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
             .iter()
             .filter(|old| old.replica == new.replica);
         let taken: BTreeSet<&IpAddr> = same_replica.flat_map(|old| &old.addresses).collect();
-        for (at, address) in new
-            .addresses
-            .iter()
-            .enumerate()
-            .filter(|(_, address)| taken.contains(address))
-        {
+        let addresses = new.addresses.iter().enumerate();
+        for (at, address) in addresses.filter(|(_, address)| taken.contains(address)) {
             let problem = format!(
                 "{address} is already the address at which this replica serves tenant {other}"
             );

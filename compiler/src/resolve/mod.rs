@@ -140,14 +140,8 @@ pub(crate) fn resolve(
     let security = tenant
         .as_ref()
         .map(|tenant| {
-            security(
-                input,
-                tenant,
-                &corpus,
-                (&services, &workloads, &ingress),
-                budget,
-                report,
-            )
+            let resolved = (&services, &workloads[..], &ingress);
+            security(input, tenant, &corpus, resolved, budget, report)
         })
         .unwrap_or_default();
     ResolvedTenant {

@@ -841,18 +841,10 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         .collect();
     let (mine, others) = (ids["alpha/shop/a"], ids["beta/shop/a"]);
     let mut ann = fixture.admin("ann").await;
-    let foreign = ann
-        .find_sessions("beta", "10.1.1.9:4000")
-        .await
-        .unwrap_err();
-    assert_eq!(foreign.code(), Code::PermissionDenied, "{foreign}");
-    assert_eq!(
-        ann.find_sessions("alpha", "10.1.1.9")
-            .await
-            .unwrap_err()
-            .code(),
-        Code::InvalidArgument
-    );
+    let foreign = ann.find_sessions("beta", "10.1.1.9:4000").await;
+    assert_eq!(foreign.unwrap_err().code(), Code::PermissionDenied);
+    let without_port = ann.find_sessions("alpha", "10.1.1.9").await;
+    assert_eq!(without_port.unwrap_err().code(), Code::InvalidArgument);
     // After a pause of the machine some answers come too late, so the query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + wait_limit();

@@ -319,9 +319,8 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
         let packets = count(&e, "to_replica");
         // With `Ends` the GSO packets are cut into segments before they reach the edge.
         if wire != WireOffload::Ends {
-            // Number of segments of the wire's size in one direction, for both families.
-            // 1448 bytes is the payload at an MTU of 1500; at the tunnel's 1450 there are more
-            // segments.
+            // Segments of both families in one direction, of 1,448 bytes at an MTU of 1500. At the
+            // tunnel's 1450 there are more.
             let segments = (2 * CHUNKS * CHUNK / 1448) as u64;
             assert!(
                 packets < segments,

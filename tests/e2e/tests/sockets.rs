@@ -338,21 +338,9 @@ fn ftp_works_in_active_mode() {
         deadline(Duration::from_secs(10)),
         "the FTP server listens",
         || {
-            mesh()
-                .run(
-                    SERVER,
-                    &[
-                        "curl",
-                        "-sS",
-                        "--max-time",
-                        "10",
-                        "-o",
-                        "/dev/null",
-                        "ftp://127.0.0.1:2121/",
-                    ],
-                )
-                .code
-                == Some(0)
+            let argv = "curl -sS --max-time 10 -o /dev/null ftp://127.0.0.1:2121/";
+            let argv: Vec<&str> = argv.split(' ').collect();
+            mesh().run(SERVER, &argv).code == Some(0)
         },
     );
     let to = dir.path().join("got");

@@ -268,8 +268,7 @@ fn open_sessions() -> usize {
 fn planned_changes_break_no_session() {
     let mesh = mesh();
     let (seconds, events_min) = match (std::env::var_os("CANAL_SOAK").is_some(), is_timed()) {
-        // The soak makes 50 changes in two minutes (docs/testing.md); the timing tier makes part of
-        // it.
+        // The soak makes 50 changes (docs/testing.md), the timing tier a part of them.
         (true, _) => (140, 50),
         (false, true) => (80, 16),
         (false, false) => (0, 4),
@@ -281,8 +280,8 @@ fn planned_changes_break_no_session() {
     let long_lived = start_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
-        // Each request opens a connection, so that changes meet handshakes too.
     );
+    // Each request opens a connection, so that changes meet handshakes too.
     let fresh = start_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = start_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();

@@ -239,17 +239,9 @@ fn an_external_authorizer_is_called_and_obeyed() {
             "{word}"
         );
     }
-    let argv = [
-        "curl",
-        "-sS",
-        "-d",
-        "a body",
-        "-H",
-        "x-authz-secret: s",
-        "-H",
-        "x-authz-user: forged",
-        &url(13, "/headers"),
-    ];
+    let (secret, user) = ("x-authz-secret: s", "x-authz-user: forged");
+    let argv = ["curl", "-sS", "-d", "a body", "-H", secret, "-H", user];
+    let argv = [&argv[..], &[&url(13, "/headers")]].concat();
     let seen = mesh().run(CLIENT, &argv).expect_success();
     assert!(
         seen.contains("alpha.example/ns/default/sa/client"),
@@ -585,19 +577,9 @@ fn a_change_of_policy_ends_open_connections() {
     };
     // The number of connections to a port of a server's pod.
     let open_at = |pod: &str, port: u16| {
-        let output = mesh().run(
-            pod,
-            &[
-                "ss",
-                "-Htn",
-                "state",
-                "established",
-                "sport",
-                "=",
-                &format!(":{port}"),
-            ],
-        );
-        output.stdout.lines().count()
+        let filter = format!("-Htn state established sport = :{port}");
+        let argv: Vec<&str> = std::iter::once("ss").chain(filter.split(' ')).collect();
+        mesh().run(pod, &argv).stdout.lines().count()
     };
     let (kept, ended) = (sessions(CLIENT), sessions(INTRUDER));
     // The client sends 3,000 messages, longer than the test: only the policy ends the WebSocket.

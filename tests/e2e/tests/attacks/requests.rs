@@ -199,18 +199,22 @@ fn methods() -> Vec<Attack> {
     ]
 }
 
+/// The request that a message hides.
+const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
+
+/// The control of hidden requests: the same request, pipelined behind another one.
+fn pipelined(s: &AttackWorld) -> AttackOutcome {
+    let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
+    // A silent connection looks like a refusal, so the control may try again.
+    poll(deadline(ANSWERED_WITHIN), || {
+        let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
+        AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
+    })
+}
+
 /// Messages that hide a forbidden request if two hops disagree on where the first one ends. Lengths
 /// of 0, 4 and 5 end the body before the hidden request; 58 is more than the hidden request has.
 fn framing() -> Vec<Attack> {
-    const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
-    let pipelined = |s: &AttackWorld| {
-        let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
-        // A silent connection looks like a refusal, so the control may try again.
-        poll(deadline(ANSWERED_WITHIN), || {
-            let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
-            AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
-        })
-    };
     let refused = |name, head: &'static str, body: String| {
         let attempt = move |s: &AttackWorld| {
             let request = format!("POST /blob?size=1 HTTP/1.1\r\nHost: w\r\n{head}\r\n\r\n{body}");
@@ -294,12 +298,15 @@ fn framing() -> Vec<Attack> {
 
 /// HTTP/2 heads with two meanings, or with an HTTP/1.1 request that the client did not send.
 fn streams() -> Vec<Attack> {
-    let good: [(&str, &str); 4] = [
-        (":method", "GET"),
-        (":scheme", "http"),
-        (":authority", "w"),
-        (":path", "/headers"),
-    ];
+    let fields = |path: &'static str| {
+        [
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "w"),
+            (":path", path),
+        ]
+    };
+    let good: [(&str, &str); 4] = fields("/headers");
     let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
         // Port 81 of the Service is declared as HTTP/2.
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
@@ -324,14 +331,7 @@ fn streams() -> Vec<Attack> {
     };
     let with =
         |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
-    let path = |path: &'static str| {
-        vec![
-            (":method", "GET"),
-            (":scheme", "http"),
-            (":authority", "w"),
-            (":path", path),
-        ]
-    };
+    let path = |path: &'static str| fields(path).to_vec();
     let counted = |attack: Attack| {
         attack.counted(
             "gateway",

@@ -331,6 +331,9 @@ const L7_POD: &str = "alpha/default/web-l7-0";
 /// The tenant and the account of the attacking pod.
 const ACCOUNT_OF_INTRUDER: (&str, &str) = ("alpha", "intruder");
 
+/// A pod whose policies only admit the client's address.
+const DRY_POD: &str = "alpha/default/web-dry-0";
+
 /// Returns tunnels that name another source in a header; the pods' policies admit only the client.
 fn claimed_sources() -> Vec<Attack> {
     let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), L7_POD, &[]);
@@ -405,20 +408,12 @@ fn claimed_sources() -> Vec<Attack> {
                 to_node(
                     s,
                     INTRUDER,
-                    ("alpha", "intruder"),
-                    "alpha/default/web-dry-0",
+                    ACCOUNT_OF_INTRUDER,
+                    DRY_POD,
                     &[("forwarded", &value)],
                 )
             },
-            |s| {
-                to_node(
-                    s,
-                    CLIENT,
-                    ("alpha", "client"),
-                    "alpha/default/web-dry-0",
-                    &[],
-                )
-            },
+            |s| to_node(s, CLIENT, ("alpha", "client"), DRY_POD, &[]),
         )),
     ]
 }

@@ -36,6 +36,16 @@ pub(super) fn itself(name: &TenantName) -> program::Tenant {
     }
 }
 
+fn no_precedence() -> Precedence {
+    Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        indexes: [0; 2],
+    }
+}
+
 /// What the compiler would make of `script`. A service has at most one route and that one match, so
 /// precedence decides nothing and is zero.
 pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
@@ -106,13 +116,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: vec![HttpMatch {
-                precedence: Precedence {
-                    class: 0,
-                    specificity: [0; 5],
-                    created: 0,
-                    object: String::new(),
-                    indexes: [0; 2],
-                },
+                precedence: no_precedence(),
                 path: PathMatch::ElementPrefix("/".into()),
                 method: None,
                 headers: vec![],
