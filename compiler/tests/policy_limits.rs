@@ -267,6 +267,7 @@ fn issuers_and_their_keys() {
             " ".repeat(n)
         ))
     };
+    // The two quotes are YAML's and not part of the value.
     let padding = KEYS_BYTES_MAX - (KEYS.len() - 2);
     assert_eq!(keyed(&output(&inline(padding))), [true, true]);
     let beyond = output(&inline(padding + 1));

@@ -212,6 +212,7 @@ fn receiver(
             tunnels: TUNNELS,
         };
         let redirector = RedirectorPrograms::attach(&options)?;
+        // The redirector drops tunnels from hosts that it does not know.
         redirector.hosts().put(&address_be(EDGE), &0)?;
         redirector
             .replicas()

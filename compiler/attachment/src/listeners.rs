@@ -235,6 +235,7 @@ pub(crate) fn resolve<'a>(
         let key = (metadata.namespace.clone(), metadata.name.clone());
         resolved.gateways.insert(key, listeners);
     }
+    // Sets come after all Gateways, because they add listeners to them.
     for set in &objects.listener_sets {
         let mut report = DocumentReport {
             document: set.document,
@@ -403,6 +404,7 @@ fn accept(
     let class = &spec.gateway_class_name;
     let of_class = class_fault(class, classes, report)?;
     let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        // A name has 253 characters at most, and the service's name adds a suffix of 8.
         let fix = "use at most 245 characters";
         report.error(
             Code::LimitExceeded,
@@ -565,6 +567,7 @@ impl ListenerSource<'_> {
         }
         let first = listeners.len();
         let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        // Both limits hold; the diagnostic names the one that is reached first.
         let left = gateway_left.min(quota.listeners);
         for (at, listener) in written.iter().take(left).enumerate() {
             let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
@@ -725,6 +728,7 @@ fn protocol(
     let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
     if protocol == ListenerProtocol::Tls && mode != Some("Passthrough") {
         let problem = match mode {
+            // Terminate is the default of the Gateway API.
             None | Some("Terminate") => {
                 "TLS is not terminated for TLSRoutes in this version".to_owned()
             }
@@ -763,6 +767,7 @@ fn allowed_routes(
             AllowedNamespaces::None
         });
     let mut kinds = Vec::new();
+    // Without a list, a listener allows all kinds of its protocol (Gateway API).
     if written.kinds.is_empty() {
         kinds.extend(of_protocol);
     }

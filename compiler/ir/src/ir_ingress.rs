@@ -73,6 +73,8 @@ impl GatewayIr {
         let ports = self.ports();
         let listeners = self.listeners.into_iter().filter_map(|it| {
             let protocol = ports.get(&it.listener.port)?;
+            // Of listeners with different protocols on one port, only those with the port's
+            // protocol are served.
             let is_open = it.listener.closed.is_none() && it.listener.protocol == *protocol;
             let certificates = if is_open {
                 it.listener.certificates
@@ -169,6 +171,7 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
+            // A relayed connection has no HTTP to answer 404 with.
             let otherwise = match listener.protocol {
                 ListenerProtocol::Tls | ListenerProtocol::Tcp => "reset",
                 _ => "404",

@@ -92,6 +92,7 @@ pub(crate) fn resolve(
             rules.push(rule);
             is_within
         });
+        // The tenant's result is discarded, so the remaining routes are not compiled.
         if budget.is_exceeded() {
             break;
         }
@@ -298,6 +299,7 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) {
     let (hosts, mut broken) = hosts(route, report);
+    // gRPC clients expect errors in their own form, so their routes refuse with another status.
     let rules = &route.object.rules;
     let refusal_status = match rules.kind() {
         ObjectKind::GrpcRoute => STATUS_BROKEN_GRPC,

@@ -123,6 +123,7 @@ pub(crate) fn resolve(
         .is_some_and(|it| !it.gateway_cidrs.is_empty());
     let destinations = (&services, is_on_tier);
     let (mut rules, mut ingress) = routes(input, &corpus, destinations, budget, report);
+    budget.add_subsets(&rules, &workloads);
     load_balancer::resolve(
         input.tenant,
         &corpus.destination_rules,
@@ -145,14 +146,8 @@ pub(crate) fn resolve(
     let security = tenant
         .as_ref()
         .map(|tenant| {
-            security(
-                input,
-                tenant,
-                &corpus,
-                (&services, &workloads, &ingress),
-                budget,
-                report,
-            )
+            let resolved = (&services, &workloads[..], &ingress);
+            security(input, tenant, &corpus, resolved, budget, report)
         })
         .unwrap_or_default();
     let (offload_preferences, traffic_priorities) = tenant

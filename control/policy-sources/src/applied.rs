@@ -70,6 +70,7 @@ impl AppliedObjects {
             .diagnostics
             .into_iter()
             .find(|d| d.severity == Severity::Error);
+        // A row holds one object.
         match parsed.documents.into_iter().next() {
             Some(document) => {
                 let to = StoredObjectKey {

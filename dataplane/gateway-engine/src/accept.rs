@@ -315,3 +315,34 @@ fn spawn_connection(
         drop((open, counted, member));
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use canal_runtime::drain;
+    use canal_runtime::metrics::Registry;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_cannot_listen_holds_up_no_start() {
+        let (_trigger, drain) = drain::tree();
+        let config = GatewayConfig {
+            // No address of this machine (RFC 5737).
+            hbone: vec!["203.0.113.1:15008".parse().unwrap()],
+            ..GatewayConfig::default()
+        };
+        let shared = Arc::new(EngineShared::new(config, Registry::new(), None, None));
+        let thread = Thread {
+            index: 0,
+            count: 1,
+            core: None,
+            drain,
+        };
+        // As the engine, the test keeps a sender while it waits.
+        let (opened, all) = std::sync::mpsc::channel();
+        run(shared, thread, opened.clone()).await;
+        let listeners = all.try_recv().expect("the worker reports that it has none");
+        assert!(listeners.hbone.is_none() && listeners.plain.is_none());
+        drop(opened);
+    }
+}

@@ -214,6 +214,7 @@ impl RequestSeries {
             endpoint: finished
                 .target
                 .and_then(|(_, at)| at)
+                // No set has so many endpoints, so this number means that none was selected.
                 .map_or(u32::MAX, |at| at as u32),
             status: decide_code(request.status),
             flag: finished.flag,

@@ -225,6 +225,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
         .encode(u64::MAX, &mut out)
         .unwrap();
         KeyResponse::Signature { bytes: b"signed" }
+            // The channel's first request has the ID 1.
             .encode(1, &mut out)
             .unwrap();
         out
@@ -241,6 +242,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             Err(KeyServerFailure::Malformed),
         ),
         (
+            // A PING: nine bytes of body, which are the request's ID and the kind 6.
             "a request",
             b"\0\0\0\x09\0\0\0\0\0\0\0\0\x06".to_vec(),
             Err(KeyServerFailure::Malformed),

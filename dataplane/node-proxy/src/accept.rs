@@ -153,6 +153,7 @@ async fn keep_open(
         loopback_only,
         ..ListenOptions::default()
     };
+    // An application that is stopping frees the address soon; one that stays costs a try each 5 s.
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
     loop {
         match sys::listen(Some(&context.netns), address, &options) {

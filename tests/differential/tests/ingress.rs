@@ -75,7 +75,7 @@ impl Draw {
     }
 }
 
-const PARENTS: &str = "apiVersion: canal.mesh/v1
+pub(crate) const PARENTS: &str = "apiVersion: canal.mesh/v1
 kind: Tenant
 metadata: {name: alpha}
 spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.250.0.0/20]}
@@ -153,10 +153,10 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
     text
 }
 
-struct IngressRequest<'a> {
-    method: &'a str,
-    host: &'a str,
-    path: &'a str,
+pub(crate) struct IngressRequest<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) path: &'a str,
 }
 
 impl RoutableRequest for IngressRequest<'_> {
@@ -176,7 +176,7 @@ impl RoutableRequest for IngressRequest<'_> {
 }
 
 /// Returns a Secret with a certificate.
-fn certificate() -> String {
+pub(crate) fn certificate() -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let params = rcgen::CertificateParams::new(vec!["a.example.com".to_owned()]).unwrap();
     let indented = |pem: String| pem.replace('\n', "\n    ");
@@ -253,7 +253,7 @@ fn expected(
 }
 
 /// Returns identities that make no certificate, which listeners do not need.
-fn keyring() -> ClientIdentityFactory {
+pub(crate) fn keyring() -> ClientIdentityFactory {
     let trust = TrustStore::new(&Registry::new());
     ClientIdentityFactory::of(
         Arc::new(|id: &Identity| Credential::empty(id.clone()).1),
@@ -308,6 +308,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
                 );
                 counts.compared += 1;
+                // A rule's key is tenant/kind/namespace/name/rule.
                 if let Some(kind) = got.split('/').nth(1) {
                     *counts.routed.entry(kind.to_owned()).or_default() += 1;
                 }
@@ -373,6 +374,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
                 _ => format!("\"{}\"", draw.of(&HOSTS)),
             })
             .collect();
+        // There is no Gateway in namespace `other`.
         let gateways = draw.of(&["public", "shop/public, mesh", "public, other/public"]);
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
@@ -385,6 +387,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
             let (kind, path) = (draw.of(&["exact", "prefix"]), draw.of(&PATHS));
             let condition = match draw.below(5) {
                 0 => String::new(),
+                // A match of the mesh matches no request at a Gateway.
                 1 => "match: [{gateways: [mesh]}], ".to_owned(),
                 2 => format!("match: [{{gateways: [public], uri: {{{kind}: {path}}}}}], "),
                 _ => format!("match: [{{uri: {{{kind}: {path}}}}}], "),

@@ -136,6 +136,7 @@ fn tenant(vni: u32, via: &str, from: &str, to: &str) -> Vec<String> {
 fn attacks_of_a_node() -> Vec<PeerAttack> {
     // Beta attacks: its VNI is 102, alpha's is 101, and 827553 is the tier's (`TIER_VNI`).
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
+    // 999 stands for any source port, and 10.102.2.3 is a service's gateway address.
     let pod = address("beta/default/client-0");
     vec![
         (

@@ -703,7 +703,7 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
     let own = "spiffe://beta.example/ns/default/sa/client";
     assert!(
         matches!(requester.sign(key(own)), KeyServerReply::Signature(_)),
-        "what runs there: {:?}",
+        "the key of the node's own pod signs: {:?}",
         requester.sign(key(own))
     );
     assert_eq!(

@@ -695,6 +695,7 @@ fn meshed_requests(
                 Some(credential),
                 "10.101.0.10:80",
             ),
+            // Four clients in each AZ send far more than the limit admits.
             4,
             SECONDS,
         )

@@ -225,6 +225,7 @@ fn lines(answer: &TrustResponse) -> Vec<String> {
             let signs = if r.signs { " signs" } else { "" };
             format!(
                 "{}{signs} ({})",
+                // Eight digits distinguish the few roots of a tenant.
                 r.fingerprint.get(..8).unwrap_or(&r.fingerprint),
                 r.leaves
             )

@@ -260,6 +260,6 @@ struct EndpointSetResolver<'a>(&'a mut SnapshotBuilder);
 
 impl TargetResolver for EndpointSetResolver<'_> {
     fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
-        self.0.slot(service, port, subset)
+        self.0.endpoint_set(service, port, subset)
     }
 }

@@ -297,6 +297,47 @@ fn a_removal_uncovers_the_hidden_resource() {
 }
 
 #[test]
+fn sets_that_no_route_names_any_more_are_freed() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    builder.apply(
+        &[
+            service("a", &[80]),
+            service("b", &[80]),
+            workload("b-0", 1, "b"),
+        ],
+        &[],
+        Generation(1),
+    );
+    let target = |snapshot: &Snapshot| {
+        let service = snapshot.tenant("t").unwrap().service(&key("a"));
+        let routes = service.unwrap().routes.as_ref().unwrap();
+        routes.endpoint_sets().next().unwrap()
+    };
+    let mut snapshots = Vec::new();
+    for n in 0..50 {
+        let rule = rule("r", "a", "b", &format!("b-{n}"));
+        snapshots.push(builder.apply(&[rule], &[], Generation(n + 2)));
+    }
+    // Those of the two ports, and of the subsets before and after a change.
+    assert_eq!(builder.snapshot.sets.len(), 4);
+    let (first, last) = (&snapshots[0], &snapshots[49]);
+    let endpoints = |snapshot: &Snapshot| snapshot.set(target(snapshot)).unwrap().endpoints.len();
+    assert_eq!((endpoints(first), endpoints(last)), (1, 0));
+    // Another service keeps what it names while its route and the service itself change.
+    let kept = rule("other", "b", "b", "b-49");
+    let both = builder.apply(&[kept, workload("b-49", 2, "b")], &[], Generation(60));
+    let gone = [(ResourceKind::Route, "t/HTTPRoute/ns/r/0".to_owned())];
+    let after = builder.apply(&[], &gone, Generation(61));
+    assert!(after.set(target(&both)).unwrap().exists);
+    let gone = [(ResourceKind::Route, "t/HTTPRoute/ns/other/0".to_owned())];
+    let after = builder.apply(&[], &gone, Generation(62));
+    assert!(!after.set(target(&both)).unwrap().exists);
+    assert!(after.set(target(&both)).unwrap().endpoints.is_empty());
+    // A snapshot in use keeps its own.
+    assert_eq!(endpoints(&both), 1);
+}
+
+#[test]
 fn a_complete_state_removes_resources_that_it_lacks() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     builder.apply(

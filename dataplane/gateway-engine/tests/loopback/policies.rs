@@ -46,7 +46,7 @@ pub(crate) fn rule(when: Vec<Clause>) -> PolicyRule {
     }
 }
 
-fn of(
+pub(crate) fn of(
     name: &str,
     action: AuthorizationAction,
     target: PolicyTarget,

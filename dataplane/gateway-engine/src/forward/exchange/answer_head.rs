@@ -340,6 +340,8 @@ impl Exchange<'_> {
                 let framing = heads::framing_of_answer(self.request, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
+                // An endpoint that has ended its stream may reset the upload (RFC 9113 §8.1), and
+                // the drop of a forbidden body resets it here.
                 let goes_on = status < 400 && !ended && !self.upload_cut;
                 let keep = keep
                     && framing != Framing::UntilClose
