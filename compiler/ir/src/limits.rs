@@ -59,6 +59,8 @@ pub const OFFLOAD_COMPARISONS_PER_TENANT_MAX: usize = 1_000_000;
 pub const TRAFFIC_PRIORITIES_PER_TENANT_MAX: usize = 64;
 /// Maximum number of rules of one TrafficPriority.
 pub const RULES_PER_PRIORITY_MAX: usize = 64;
+/// Maximum number of matches of all TrafficPriorities of one tenant.
+pub const PRIORITY_MATCHES_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of principals that one TrafficPriority lets name a class.
 pub const ASSERTING_PRINCIPALS_MAX: usize = 64;
 /// Maximum number of Services that one policy may target.

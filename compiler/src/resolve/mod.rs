@@ -143,28 +143,13 @@ pub(crate) fn resolve(
         &services,
         report,
     );
+    let resolved = (&services, &workloads[..], &ingress);
     let security = tenant
         .as_ref()
-        .map(|tenant| {
-            let resolved = (&services, &workloads[..], &ingress);
-            security(input, tenant, &corpus, resolved, budget, report)
-        })
+        .map(|tenant| security(input, tenant, &corpus, resolved, budget, report))
         .unwrap_or_default();
-    let (offload_preferences, traffic_priorities) = tenant
-        .as_ref()
-        .map(|tenant| {
-            let known = PreferenceReferences {
-                tenant,
-                services: &services,
-                workloads: &workloads,
-                listeners: &ingress.listeners,
-            };
-            (
-                offload_preference::resolve(known, &corpus.offload_preferences, report),
-                traffic_priority::resolve(known, &corpus.traffic_priorities, report),
-            )
-        })
-        .unwrap_or_default();
+    let (offload_preferences, traffic_priorities) =
+        preferences(tenant.as_ref(), &corpus, resolved, report);
     ResolvedTenant {
         tenant,
         gateway_replicas,
@@ -180,6 +165,28 @@ pub(crate) fn resolve(
         offload_preferences,
         traffic_priorities,
     }
+}
+
+/// Resolves preferences about where and in which order traffic is handled.
+fn preferences(
+    tenant: Option<&Tenant>,
+    corpus: &TenantObjects<'_>,
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
+    report: &mut DiagnosticCollector,
+) -> (Vec<OffloadIr>, Vec<PriorityIr>) {
+    let Some(tenant) = tenant else {
+        return Default::default();
+    };
+    let known = PreferenceReferences {
+        tenant,
+        services,
+        workloads,
+        listeners: &ingress.listeners,
+    };
+    (
+        offload_preference::resolve(known, &corpus.offload_preferences, report),
+        traffic_priority::resolve(known, &corpus.traffic_priorities, report),
+    )
 }
 
 /// Resolves listeners and the rules of routes on them and on services.

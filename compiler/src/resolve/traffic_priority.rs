@@ -20,12 +20,18 @@ use super::route_fields::{FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
-    ASSERTING_PRINCIPALS_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_PRIORITY_MAX,
-    TRAFFIC_PRIORITIES_PER_TENANT_MAX,
+    ASSERTING_PRINCIPALS_MAX, PRIORITY_MATCHES_PER_TENANT_MAX, REGEXES_PER_SERVICE_BYTES_MAX,
+    RULES_PER_PRIORITY_MAX, TRAFFIC_PRIORITIES_PER_TENANT_MAX,
 };
 
 /// Default of `spec.highShare`, in percent.
 const HIGH_SHARE: u8 = 30;
+
+/// What further rules of the tenant may take.
+struct PriorityBudget {
+    regexes: RegexBudget,
+    matches_left: usize,
+}
 
 /// Returns the objects, the oldest first.
 pub(super) fn resolve(
@@ -42,15 +48,19 @@ pub(super) fn resolve(
         report.refuse_excess(first.document, "", problem, "put more rules into one");
     }
     // All objects of the tenant together use as much memory for expressions as one service may.
-    let mut regexes = RegexBudget {
+    let regexes = RegexBudget {
         bytes_left: REGEXES_PER_SERVICE_BYTES_MAX,
         copies: 1,
         service: "the tenant's TrafficPriorities".to_owned(),
         gateways: Vec::new(),
     };
+    let mut budget = PriorityBudget {
+        regexes,
+        matches_left: PRIORITY_MATCHES_PER_TENANT_MAX,
+    };
     let mut resolved = Vec::new();
     for sourced in declared.iter().take(limit) {
-        resolved.push(priority(known, sourced, &mut regexes, report));
+        resolved.push(priority(known, sourced, &mut budget, report));
         let problem = "TrafficPriority is not acted on yet: all requests are of one class";
         let fix = "keep it for a later version, or remove it";
         report.warning(Code::NotActedOn, sourced.document, "", problem, fix);
@@ -61,7 +71,7 @@ pub(super) fn resolve(
 fn priority(
     known: PreferenceReferences<'_>,
     sourced: &Sourced<'_, TrafficPriority>,
-    regexes: &mut RegexBudget,
+    budget: &mut PriorityBudget,
     report: &mut DiagnosticCollector,
 ) -> PriorityIr {
     let TrafficPriority { metadata, spec } = sourced.object;
@@ -74,18 +84,29 @@ fn priority(
         report.refuse_excess(document, "spec.rules", problem, "split the object");
     }
     let rules = spec.rules.iter().take(RULES_PER_PRIORITY_MAX).enumerate();
-    let rules = rules.map(|(at, rule)| {
+    let mut resolved = Vec::new();
+    for (at, rule) in rules {
+        let field = format!("spec.rules[{at}]");
+        // A rule without matches has one that holds for every request.
+        let Some(left) = budget.matches_left.checked_sub(rule.matches.len().max(1)) else {
+            budget.matches_left = 0;
+            let problem = format!(
+                "with this rule the tenant's TrafficPriorities have more than {PRIORITY_MATCHES_PER_TENANT_MAX} matches; it and those behind it are left out"
+            );
+            report.refuse_excess(document, field, problem, "use wider matches");
+            break;
+        };
+        budget.matches_left = left;
         let mut context = RuleContext {
             document,
-            field: format!("spec.rules[{at}]"),
+            field,
             report: &mut *report,
             broken: fault_in(sourced, at),
             refusal_status: STATUS_BROKEN,
-            regexes: &mut *regexes,
+            regexes: &mut budget.regexes,
         };
-        resolve_rule(known, sourced, (at, rule), &mut context)
-    });
-    let rules = rules.collect();
+        resolved.push(resolve_rule(known, sourced, (at, rule), &mut context));
+    }
     let high_share = spec.high_share.map_or(HIGH_SHARE, NonZeroU8::get);
     if high_share > 100 {
         let problem = "a share has at most 100 percent, so all requests may be high";
@@ -95,7 +116,7 @@ fn priority(
     PriorityIr {
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone(),
-        rules,
+        rules: resolved,
         asserted_by: asserting(known, sourced, report),
         high_share: high_share.min(100),
     }
