@@ -151,6 +151,11 @@ mod tests {
             (
                 "gateway.networking.k8s.io/v1",
                 "UDPRoute",
+                Ok(ObjectKind::UdpRoute),
+            ),
+            (
+                "gateway.networking.k8s.io/v1beta1",
+                "UDPRoute",
                 Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
             ),
             (
