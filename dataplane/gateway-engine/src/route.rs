@@ -110,7 +110,7 @@ pub(crate) fn request<R: RoutableRequest>(
             let is_wrong = if session.tls {
                 is_misdirected(session, &resolved, request)
             } else {
-                is_for_https(&resolved)
+                is_for_tls(&resolved)
             };
             if is_wrong {
                 return Err(ProxyError::Misdirected);
@@ -182,36 +182,39 @@ fn admit(
     worker.limits.request(&session.account)
 }
 
-/// True if a request on a connection with TLS must come over another connection.
-#[cold]
-/// Returns whether the destination is a Gateway's port for HTTPS. A plaintext connection to it is
-/// older than the listener.
-fn is_for_https(resolved: &ResolvedDestination) -> bool {
+/// Returns whether the destination is a Gateway's port for TLS. A plaintext connection to it is older
+/// than the listener.
+fn is_for_tls(resolved: &ResolvedDestination) -> bool {
     let ResolvedDestination::Service { service, port } = resolved else {
         return false;
     };
     let termination = service.ports[*port].termination.as_deref();
-    matches!(termination, Some(PortTermination::Gateway(_)))
+    termination.is_some_and(|it| matches!(it, PortTermination::Gateway(_)) || it.is_relaying())
 }
 
+/// True if a request on a connection with TLS must come over another connection.
+#[cold]
 fn is_misdirected<R: RoutableRequest>(
     session: &ClientSession,
     resolved: &ResolvedDestination,
     request: &R,
 ) -> bool {
-    let ResolvedDestination::Service { service, port } = resolved else {
+    let ResolvedDestination::Service { service, port: at } = resolved else {
         return false;
     };
     let (port, name) = (
-        service.ports[*port].port,
+        service.ports[*at].port,
         session.principal.server_name.as_deref(),
     );
+    // The connection is older than the listener if its port reads no requests any more.
+    let termination = service.ports[*at].termination.as_deref();
     let routes = service.routes.as_ref();
-    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
+    termination.is_some_and(PortTermination::is_relaying)
+        || routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
-/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client whose
-/// TLS is passed through, and nothing else.
+/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client with
+/// TLS, which was passed through or terminated, and nothing else.
 struct OpaqueConnection<'a>(&'a str);
 
 impl RoutableRequest for OpaqueConnection<'_> {

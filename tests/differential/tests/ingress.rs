@@ -19,7 +19,7 @@ use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
 
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
-const HOSTS: [&str; 7] = [
+pub(crate) const HOSTS: [&str; 7] = [
     "a.example.com",
     "b.example.com",
     "*.example.com",
@@ -40,7 +40,7 @@ const ASKED: [&str; 9] = [
     "",
 ];
 /// Server names that clients send.
-const NAMES: [Option<&str>; 5] = [
+pub(crate) const NAMES: [Option<&str>; 5] = [
     None,
     Some("a.example.com"),
     Some("y.a.example.com"),
@@ -59,10 +59,10 @@ const REQUESTS: [(&str, &str); 6] = [
 ];
 
 /// A generator of numbers (splitmix64).
-struct Draw(u64);
+pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -70,12 +70,12 @@ impl Draw {
         ((z ^ (z >> 31)) % end as u64) as usize
     }
 
-    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub(crate) fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 }
 
-const PARENTS: &str = "apiVersion: canal.mesh/v1
+pub(crate) const PARENTS: &str = "apiVersion: canal.mesh/v1
 kind: Tenant
 metadata: {name: alpha}
 spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.250.0.0/20]}
@@ -153,10 +153,10 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
     text
 }
 
-struct IngressRequest<'a> {
-    method: &'a str,
-    host: &'a str,
-    path: &'a str,
+pub(crate) struct IngressRequest<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) path: &'a str,
 }
 
 impl RoutableRequest for IngressRequest<'_> {
@@ -176,7 +176,7 @@ impl RoutableRequest for IngressRequest<'_> {
 }
 
 /// Returns a Secret with a certificate.
-fn certificate() -> String {
+pub(crate) fn certificate() -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let params = rcgen::CertificateParams::new(vec!["a.example.com".to_owned()]).unwrap();
     let indented = |pem: String| pem.replace('\n', "\n    ");
@@ -253,7 +253,7 @@ fn expected(
 }
 
 /// Returns identities that make no certificate, which listeners do not need.
-fn keyring() -> ClientIdentityFactory {
+pub(crate) fn keyring() -> ClientIdentityFactory {
     let trust = TrustStore::new(&Registry::new());
     ClientIdentityFactory::of(
         Arc::new(|id: &Identity| Credential::empty(id.clone()).1),

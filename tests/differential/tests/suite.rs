@@ -11,5 +11,6 @@ mod ingress;
 mod limits;
 mod load_balancers;
 mod mirrors;
+mod relays;
 mod shares;
 mod weights;

@@ -18,10 +18,11 @@ use canal_model::program::{
 };
 use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
+use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
-use crate::termination::{ListenerTermination, PortTermination};
+use crate::termination::{ListenerTermination, ListenerTls, PortTermination};
 
 /// The certificates of all Gateways, and the TLS of the listeners that was built from them.
 #[derive(Default)]
@@ -44,6 +45,7 @@ struct NamedKeyPair {
 struct BuiltListener {
     pairs: Vec<Arc<ListenerKeyPair>>,
     validation: Option<ClientValidation>,
+    is_relaying: bool,
     terminator: Arc<Terminator>,
 }
 
@@ -117,14 +119,11 @@ impl SnapshotBuilder {
         let listeners = gateway.listeners.iter();
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
-        if of_port
-            .clone()
-            .any(|it| it.relay == Some(RelayProtocol::TlsPassthrough))
-        {
-            return Some(Arc::new(PortTermination::Passthrough));
-        }
+        let is_relaying = of_port.clone().any(|it| it.relay.is_some());
         if of_port.clone().all(|it| it.certificates.is_none()) {
-            return None;
+            let mut passed = of_port.filter(|it| it.relay == Some(RelayProtocol::TlsPassthrough));
+            let passed = passed.next();
+            return passed.map(|_| Arc::new(PortTermination::Passthrough));
         }
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
@@ -132,14 +131,24 @@ impl SnapshotBuilder {
             let validation = validations
                 .iter()
                 .find(|it| it.ports.contains(&listener.port));
-            let terminator = self.listener_terminator(key, listener, validation);
-            hosts.insert(&host_text(listener.host.as_ref()), terminator);
+            let tls = match listener.certificates {
+                None => ListenerTls::Passed,
+                Some(_) => {
+                    ListenerTls::Terminated(self.listener_terminator(key, listener, validation))
+                }
+            };
+            hosts.insert(&host_text(listener.host.as_ref()), tls);
         }
-        let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
-        Some(Arc::new(PortTermination::Gateway(ListenerTermination {
-            hosts,
-            trust,
-        })))
+        // Without a keyring no listener has a terminator, and all handshakes fail.
+        let trust = match &self.keyring {
+            Some(keyring) => keyring.trust().view(&key.tenant),
+            None => TrustView::without_bundles(),
+        };
+        let listeners = ListenerTermination { hosts, trust };
+        Some(Arc::new(match is_relaying {
+            true => PortTermination::Relay(listeners),
+            false => PortTermination::Gateway(listeners),
+        }))
     }
 
     /// Drops the TLS of listeners that a Gateway no longer has.
@@ -172,6 +181,7 @@ impl SnapshotBuilder {
         }
         let is_same = |old: &&BuiltListener| {
             old.validation.as_ref() == validation
+                && old.is_relaying == listener.relay.is_some()
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
@@ -190,7 +200,11 @@ impl SnapshotBuilder {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
             clients: ClientCertificates::None,
-            alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            // What is inside a relayed connection is not known.
+            alpn: match listener.relay {
+                Some(_) => Vec::new(),
+                None => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            },
             tls12: true,
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
@@ -204,6 +218,7 @@ impl SnapshotBuilder {
         let listener = BuiltListener {
             pairs,
             validation: validation.cloned(),
+            is_relaying: listener.relay.is_some(),
             terminator: terminator.clone(),
         };
         built.insert(at, listener);
