@@ -17,6 +17,7 @@ mod resolve;
 pub mod resource_budget;
 pub mod route_weight;
 
+pub use canal_ir::oracle_relay;
 pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress};
 pub use canal_ir::{text, text_security};
 pub use canal_scope::{claims, scope};

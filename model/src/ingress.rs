@@ -90,7 +90,8 @@ pub struct Listener {
     /// Host of the requests that the listener takes; `None` means any that no other listener of the
     /// port takes.
     pub host: Option<HostMatch>,
-    /// Secrets with the certificates of a listener for HTTPS, in the order in which it names them.
+    /// Secrets with the certificates of a listener that terminates TLS, in the order in which it
+    /// names them.
     pub certificates: Vec<SecretKey>,
     /// The reason why the listener takes no requests, if it takes none.
     pub closed: Option<Arc<ListenerFault>>,
@@ -106,9 +107,26 @@ pub enum ListenerProtocol {
     Https,
     /// TLS that is passed through: the server name selects the routes.
     Tls,
+    /// TLS that the gateway terminates and whose plaintext it relays: the server name selects the
+    /// routes.
+    TerminatedTls,
     Tcp,
     /// Any other protocol, as written.
     Other(String),
+}
+
+impl ListenerProtocol {
+    /// Returns whether two listeners may share a port. Listeners for TLS may, whether they terminate
+    /// it or not: both are selected by the server name.
+    pub fn shares_port_with(&self, other: &Self) -> bool {
+        let is_relayed_tls = |it: &Self| matches!(it, Self::Tls | Self::TerminatedTls);
+        self == other || (is_relayed_tls(self) && is_relayed_tls(other))
+    }
+
+    /// Returns whether the gateway terminates TLS.
+    pub fn terminates_tls(&self) -> bool {
+        matches!(self, Self::Https | Self::TerminatedTls)
+    }
 }
 
 impl fmt::Display for ListenerProtocol {
@@ -117,6 +135,7 @@ impl fmt::Display for ListenerProtocol {
             ListenerProtocol::Http => "HTTP",
             ListenerProtocol::Https => "HTTPS",
             ListenerProtocol::Tls => "TLS",
+            ListenerProtocol::TerminatedTls => "TLS (terminated)",
             ListenerProtocol::Tcp => "TCP",
             ListenerProtocol::Other(protocol) => protocol,
         })

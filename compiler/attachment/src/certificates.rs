@@ -1,4 +1,4 @@
-//! Certificates of HTTPS listeners: which Secrets a listener names, whether it may, and which of
+//! Certificates of listeners that terminate TLS: which Secrets a listener names, whether it may, and which of
 //! them have a usable certificate.
 
 use std::collections::BTreeMap;
@@ -94,7 +94,7 @@ impl<'a> CertificateIndex<'a> {
         let invalid = ListenerFaultReason::InvalidCertificateRef;
         let refs = format!("{field}.certificateRefs");
         if references.is_empty() {
-            let problem = "an HTTPS listener needs a certificate".to_owned();
+            let problem = "a listener that terminates TLS needs a certificate".to_owned();
             return close(
                 Code::InvalidCertificate,
                 refs,

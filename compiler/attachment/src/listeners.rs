@@ -597,11 +597,13 @@ impl ListenerSource<'_> {
         close_conflicts(listeners, first, report);
         // A listener that is closed needs no certificate, so no key is sent for it.
         for (at, placed) in listeners[first..].iter_mut().enumerate() {
-            if placed.listener.protocol == ListenerProtocol::Https
-                && placed.listener.closed.is_none()
-            {
-                if let PortValidation::Closed(fault) = self.validation.at(placed.listener.port) {
-                    placed.listener.closed = Some(fault.clone());
+            let listener = &mut placed.listener;
+            if listener.protocol.terminates_tls() && listener.closed.is_none() {
+                // Gateway API's frontend validation is for HTTPS only.
+                if listener.protocol == ListenerProtocol::Https
+                    && let PortValidation::Closed(fault) = self.validation.at(listener.port)
+                {
+                    listener.closed = Some(fault.clone());
                     continue;
                 }
                 let referrer = (self.kind, self.namespace);
@@ -726,19 +728,19 @@ fn protocol(
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
     let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
-    if protocol == ListenerProtocol::Tls && mode != Some("Passthrough") {
-        let problem = match mode {
-            // Terminate is the default of the Gateway API.
-            None | Some("Terminate") => {
-                "TLS is not terminated for TLSRoutes in this version".to_owned()
-            }
-            Some(other) => format!("mode {:?} is not one of TLS listeners", shorten(other)),
-        };
-        let fix = "write mode: Passthrough, or use protocol: HTTPS";
-        let field = format!("{field}.tls.mode");
-        report.error(Code::UnsupportedProtocol, field, problem.clone(), fix);
-        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
-    }
+    let protocol = match (protocol, mode) {
+        // Terminate is the default of the Gateway API.
+        (ListenerProtocol::Tls, None | Some("Terminate")) => ListenerProtocol::TerminatedTls,
+        (ListenerProtocol::Tls, Some(other)) if other != "Passthrough" => {
+            let problem = format!("mode {:?} is not one of TLS listeners", shorten(other));
+            let fix = "write mode: Terminate or mode: Passthrough";
+            let field = format!("{field}.tls.mode");
+            report.error(Code::UnsupportedProtocol, field, problem.clone(), fix);
+            closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
+            ListenerProtocol::Tls
+        }
+        (protocol, _) => protocol,
+    };
     let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);
     if has_no_tls && written.tls.is_some() {
         let problem = format!("a listener of protocol {protocol} has no TLS");
@@ -918,7 +920,8 @@ fn conflict(a: &PlacedListener, b: &PlacedListener) -> Option<ListenerFaultReaso
     if a.listener.port != b.listener.port || is_udp(a) != is_udp(b) {
         return None;
     }
-    if a.listener.protocol != b.listener.protocol {
+    let (own, other) = (&a.listener.protocol, &b.listener.protocol);
+    if !own.shares_port_with(other) {
         return Some(ListenerFaultReason::ProtocolConflict);
     }
     let is_broken = a.is_host_broken || b.is_host_broken;

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod lower;
 pub mod oracle;
 pub mod oracle_ingress;
+pub mod oracle_relay;
 pub mod pattern;
 pub mod preferences;
 pub mod text;

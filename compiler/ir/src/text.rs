@@ -121,6 +121,7 @@ fn ingress(gateway: &IngressGateway) -> String {
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
         let protocol = match (listener.relay, &listener.certificates) {
             (Some(RelayProtocol::TlsPassthrough), _) => " tls passthrough",
+            (Some(RelayProtocol::TerminatedTls), _) => " tls terminate",
             (Some(RelayProtocol::Tcp), _) => " tcp",
             (None, Some(_)) => " https",
             (None, None) => "",

@@ -19,7 +19,7 @@ use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
 
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
-const HOSTS: [&str; 7] = [
+pub(crate) const HOSTS: [&str; 7] = [
     "a.example.com",
     "b.example.com",
     "*.example.com",
@@ -40,7 +40,7 @@ const ASKED: [&str; 9] = [
     "",
 ];
 /// Server names that clients send.
-const NAMES: [Option<&str>; 5] = [
+pub(crate) const NAMES: [Option<&str>; 5] = [
     None,
     Some("a.example.com"),
     Some("y.a.example.com"),
@@ -59,10 +59,10 @@ const REQUESTS: [(&str, &str); 6] = [
 ];
 
 /// A generator of numbers (splitmix64).
-struct Draw(u64);
+pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -70,7 +70,7 @@ impl Draw {
         ((z ^ (z >> 31)) % end as u64) as usize
     }
 
-    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub(crate) fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 }

@@ -216,7 +216,7 @@ fn supported_kinds(
         // Canal serves no listener of another protocol.
         None | Some(ListenerProtocol::Other(_)) => return Vec::new(),
         Some(ListenerProtocol::Http | ListenerProtocol::Https) => HTTP_KINDS.as_slice(),
-        Some(ListenerProtocol::Tls) => &[ObjectKind::TlsRoute],
+        Some(ListenerProtocol::Tls | ListenerProtocol::TerminatedTls) => &[ObjectKind::TlsRoute],
         Some(ListenerProtocol::Tcp) => &[ObjectKind::TcpRoute],
     };
     let is_allowed = |kind: &ObjectKind| {
