@@ -155,6 +155,7 @@ fn names(certificates: &[CertificateDer<'_>]) -> Result<Vec<String>, SecretProbl
     let bits = match first.public_key().parsed() {
         // The number is positive, so a zero may be in front of it.
         Ok(PublicKey::RSA(key)) => 8 * key.modulus.iter().skip_while(|byte| **byte == 0).count(),
+        // Only the signatures of RSA become slow with the size of the key.
         _ => 0,
     };
     if bits > SERVING_RSA_BITS_MAX {

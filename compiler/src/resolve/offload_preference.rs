@@ -125,6 +125,7 @@ fn subject(
         (Some(selector), None, None) => {
             let labels = selector.match_labels.clone();
             let mut workloads = known.workloads.iter();
+            // This is no error, since the pods may come later.
             if !workloads.any(|it| is_selected(it, &metadata.namespace, &labels)) {
                 let problem = format!(
                     "no pod of namespace {} has these labels",
