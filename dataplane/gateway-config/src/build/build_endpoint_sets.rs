@@ -167,9 +167,9 @@ impl SnapshotBuilder {
         self.last_id += 1;
         let id = self.last_id;
         let endpoints = self.endpoints_of(key, port, subset);
-        let service = self.services.get(key);
-        let service = service.and_then(|state| state.service.as_ref());
-        let policy = service.map(|s| s.load_balancer(port, subset));
+        let state = self.services.get(key);
+        let policy = state.map(|state| state.load_balancer(port, subset));
+        let service = state.and_then(|state| state.service.as_ref());
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let (load_balancing, is_pending) = LoadBalancing::build(
             policy.unwrap_or_default(),
