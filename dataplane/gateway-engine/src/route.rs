@@ -187,7 +187,9 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
     };
     let port = &service.ports[*port];
     match port.termination.as_deref() {
-        Some(PortTermination::Gateway(_)) => !session.tls,
+        Some(PortTermination::Gateway(listeners)) => {
+            !session.tls || !session.principal.is_kept_by(&listeners.clients)
+        }
         // Requests cannot be read of connections that are relayed.
         Some(PortTermination::Passthrough) => true,
         Some(PortTermination::Service(_)) => false,

@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+use canal_gateway_config::PortClients;
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::Io;
@@ -46,6 +47,7 @@ pub(super) async fn read_server_name(
         server_name,
         peer: None,
         certificate: None,
+        clients: PortClients::Unasked,
         inbox: Some(inbox),
     })
 }

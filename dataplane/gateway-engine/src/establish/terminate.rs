@@ -8,7 +8,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use canal_gateway_config::{ListenerTermination, PortTermination, TerminationView};
+use canal_gateway_config::{ListenerTermination, PortClients, PortTermination, TerminationView};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
@@ -34,6 +34,8 @@ pub(super) struct ClientTransport {
     pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
     /// The valid certificate of a client that a listener validated.
     pub(super) certificate: Option<ClientCertificate>,
+    /// How the port validated clients at the handshake.
+    pub(super) clients: PortClients,
     /// Bytes that were read and belong to the connection.
     pub(super) inbox: Option<Inbox>,
 }
@@ -46,6 +48,7 @@ impl ClientTransport {
             server_name: None,
             peer: None,
             certificate: None,
+            clients: PortClients::Unasked,
             inbox: None,
         }
     }
@@ -166,6 +169,7 @@ async fn terminate_listener_tls(
         server_name: terminated.server_name,
         peer: None,
         certificate,
+        clients: listeners.clients.clone(),
         inbox: None,
     })
 }
@@ -229,6 +233,7 @@ async fn terminate_tls(
         server_name: terminated.server_name,
         peer: terminated.peer,
         certificate: None,
+        clients: PortClients::Unasked,
         inbox: None,
     })
 }
