@@ -269,6 +269,7 @@ impl SnapshotBuilder {
                 if let Ok(key) = name.parse::<ServiceKey>() {
                     if self.state(&key).gateway.take().is_some() {
                         self.forget_listeners(&key);
+                        self.touch_policies(&key.tenant, []);
                     }
                     if let Some(gone) = self.state(&key).service.take() {
                         self.forget_inside(&key, gone.id);
@@ -351,6 +352,8 @@ impl SnapshotBuilder {
         if state.gateway.as_deref() != Some(gateway) {
             state.gateway = Some(Arc::new(gateway.clone()));
             self.forget_listeners(&gateway.key);
+            // Open connections may have lost their listener.
+            self.touch_policies(&gateway.key.tenant, []);
         }
         self.upsert_service(&service);
     }
