@@ -17,6 +17,7 @@ mod resolve;
 pub mod resource_budget;
 pub mod route_weight;
 
+pub use canal_ir::oracle_relay;
 pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress};
 pub use canal_ir::{text, text_security};
 pub use canal_scope::{claims, scope};
@@ -26,7 +27,7 @@ use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{AzName, ServiceId, ServiceKey, TenantName, TrustDomain};
-use canal_model::ingress::{IngressRequests, gateway_service};
+use canal_model::ingress::{IngressRequests, gateway_service, istio_gateway_service};
 use canal_model::policy::canal::TenantSpec;
 use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
@@ -95,6 +96,10 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
             Object::Gateway(gateway) => {
                 let metadata = &gateway.metadata;
                 gateway_service(tenant, &metadata.namespace, &metadata.name)
+            }
+            Object::IstioGateway(gateway) => {
+                let metadata = &gateway.metadata;
+                istio_gateway_service(tenant, &metadata.namespace, &metadata.name)
             }
             Object::Tenant(own) if has_tier_service(&own.spec) => Some(tier_service(tenant)),
             _ => None,

@@ -119,6 +119,32 @@ pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
     }
 }
 
+/// Where a match of a VirtualService stands to the first one of its object that holds for all
+/// requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CatchAllOrder {
+    Before,
+    CatchAll,
+    After,
+}
+
+/// Returns the precedence of a match of a VirtualService on a Gateway. Istio appends the rules of
+/// the objects of a host, the oldest first, and sorts those that hold for all requests to the end.
+/// Behind such a rule, no rule of the same object is ever reached.
+pub(crate) fn istio_on_gateway(
+    document: &Document,
+    indexes: [u32; 2],
+    order: CatchAllOrder,
+) -> Precedence {
+    Precedence {
+        class: CLASS_ROUTE,
+        specificity: [order as u32, 0, 0, 0, 0],
+        created: created(document.object.metadata()),
+        object: object(document),
+        indexes,
+    }
+}
+
 /// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects
 /// without a creation time are the oldest.
 pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {

@@ -81,7 +81,7 @@ fn stops(yaml: &str, max: CompiledSize) {
     };
     assert!(
         !output.size.exceeds(&bound),
-        "it went on: {:?}",
+        "the compiler went on beyond its budget: {:?}",
         output.size
     );
     assert!(

@@ -218,6 +218,7 @@ fn texts_and_regular_expressions() {
             "a".repeat(bytes)
         ))
     });
+    // Here too the slash counts as one byte.
     let regex = |bytes: usize| {
         rule_with_match(&format!(
             "{{path: {{type: RegularExpression, value: /{}}}}}",
@@ -511,7 +512,7 @@ fn resolvers_of_a_tenant() {
         assert_eq!(
             (count(&output), output.diagnostics.len()),
             (1, 1),
-            "{none}: left out, by name"
+            "{none} is left out with one diagnostic"
         );
     }
 }

@@ -670,7 +670,7 @@ diagnostic_codes! {
     507 UnsupportedProtocol {
         title: "the protocol of the listener is not served",
         why: "The listener is closed.",
-        fix: "Use protocol HTTP or HTTPS.",
+        fix: "Use protocol HTTP, HTTPS, TLS or TCP.",
         condition: Some(("Accepted", "UnsupportedProtocol")),
     }
     508 ListenerConflict {
@@ -750,6 +750,12 @@ diagnostic_codes! {
         why: "The mode AllowInsecureFallback leaves it to applications to refuse such clients.",
         fix: "Write AllowValidOnly once all clients have certificates.",
         condition: Some(("InsecureFrontendValidationMode", "ConfigurationChanged")),
+    }
+    521 UnknownListenerProtocol {
+        title: "the protocol of the listener is none of Gateway API",
+        why: "The listener is closed.",
+        fix: "Use protocol HTTP, HTTPS, TLS or TCP.",
+        condition: Some(("Accepted", "UnsupportedProtocol")),
     }
     601 UnsupportedTarget {
         title: "the policy cannot have a target of this kind",
@@ -857,6 +863,18 @@ diagnostic_codes! {
         title: "the Throttle limits nothing",
         why: "The object has no effect.",
         fix: "Write sessions, packets or requests, each with perSecond.",
+        condition: None,
+    }
+    706 NotActedOn {
+        title: "the object is read, and not acted on yet",
+        why: "Traffic is handled as without the object.",
+        fix: "Nothing is wrong with the object; it takes effect in a later version.",
+        condition: None,
+    }
+    707 PreferencesDisagree {
+        title: "two OffloadPreferences disagree about a target",
+        why: "The target is never used for the traffic that both are about.",
+        fix: "Write the same value in both, or let only one of them name the target.",
         condition: None,
     }
     801 LimitExceeded {

@@ -13,33 +13,69 @@ use crate::program::{HostMatch, Labels};
 
 /// Ends the name of a Gateway's service. A Service's own name is one label, so the two never clash.
 const GATEWAY_SUFFIX: &str = ".gateway";
+/// Ends the name of the service of a Gateway of Istio, which may have the name of one of Gateway
+/// API.
+const ISTIO_GATEWAY_SUFFIX: &str = ".istio-gateway";
 
-/// Returns the key of the service that stands for a Gateway; `None` if the Gateway's name is too
-/// long for it.
+/// Labels of Canal's ingress, by which Gateways of Istio and policies select it: those of the ingress
+/// gateway that Istio installs.
+pub const ISTIO_INGRESS_LABELS: [(&str, &str); 2] =
+    [("app", "istio-ingressgateway"), ("istio", "ingressgateway")];
+
+/// Returns the key of the service that stands for a Gateway of Gateway API; `None` if the Gateway's
+/// name is too long for it.
 pub fn gateway_service(
     tenant: &TenantName,
     namespace: &Namespace,
     gateway: &ObjectName,
 ) -> Option<ServiceKey> {
+    service_of(tenant, namespace, gateway, GATEWAY_SUFFIX)
+}
+
+/// Returns the key of the service that stands for a Gateway of Istio; `None` if the Gateway's name is
+/// too long for it.
+pub fn istio_gateway_service(
+    tenant: &TenantName,
+    namespace: &Namespace,
+    gateway: &ObjectName,
+) -> Option<ServiceKey> {
+    service_of(tenant, namespace, gateway, ISTIO_GATEWAY_SUFFIX)
+}
+
+fn service_of(
+    tenant: &TenantName,
+    namespace: &Namespace,
+    gateway: &ObjectName,
+    suffix: &str,
+) -> Option<ServiceKey> {
     Some(ServiceKey {
         tenant: tenant.clone(),
         namespace: namespace.clone(),
-        name: ObjectName::new(&format!("{gateway}{GATEWAY_SUFFIX}")).ok()?,
+        name: ObjectName::new(&format!("{gateway}{suffix}")).ok()?,
     })
 }
 
 /// Returns whether a service stands for a Gateway.
 pub fn is_gateway_service(key: &ServiceKey) -> bool {
-    key.name.as_str().ends_with(GATEWAY_SUFFIX)
+    let name = key.name.as_str();
+    name.ends_with(GATEWAY_SUFFIX) || name.ends_with(ISTIO_GATEWAY_SUFFIX)
 }
 
 /// Label by which policies select the pods of a Gateway (Gateway API's GatewayInfrastructure).
 const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+/// Label by which policies select one Gateway of Istio, whatever its ingress.
+const ISTIO_GATEWAY_NAME_LABEL: &str = "istio.io/gateway-name";
 
 /// Returns the labels by which policies select the Gateway for which a service stands; `None` if it
 /// stands for none.
 pub fn gateway_labels(key: &ServiceKey) -> Option<Labels> {
-    let name = key.name.as_str().strip_suffix(GATEWAY_SUFFIX)?;
+    let name = key.name.as_str();
+    if let Some(name) = name.strip_suffix(ISTIO_GATEWAY_SUFFIX) {
+        let own = (ISTIO_GATEWAY_NAME_LABEL, name);
+        let labels = ISTIO_INGRESS_LABELS.into_iter().chain([own]);
+        return Some(labels.map(|(k, v)| (k.into(), v.into())).collect());
+    }
+    let name = name.strip_suffix(GATEWAY_SUFFIX)?;
     Some(Labels::from([(GATEWAY_NAME_LABEL.into(), name.into())]))
 }
 
@@ -54,7 +90,8 @@ pub struct Listener {
     /// Host of the requests that the listener takes; `None` means any that no other listener of the
     /// port takes.
     pub host: Option<HostMatch>,
-    /// Secrets with the certificates of a listener for HTTPS, in the order in which it names them.
+    /// Secrets with the certificates of a listener that terminates TLS, in the order in which it
+    /// names them.
     pub certificates: Vec<SecretKey>,
     /// The reason why the listener takes no requests, if it takes none.
     pub closed: Option<Arc<ListenerFault>>,
@@ -70,9 +107,26 @@ pub enum ListenerProtocol {
     Https,
     /// TLS that is passed through: the server name selects the routes.
     Tls,
+    /// TLS that the gateway terminates and whose plaintext it relays: the server name selects the
+    /// routes.
+    TerminatedTls,
     Tcp,
     /// Any other protocol, as written.
     Other(String),
+}
+
+impl ListenerProtocol {
+    /// Returns whether two listeners may share a port. Listeners for TLS may, whether they terminate
+    /// it or not: both are selected by the server name.
+    pub fn shares_port_with(&self, other: &Self) -> bool {
+        let is_relayed_tls = |it: &Self| matches!(it, Self::Tls | Self::TerminatedTls);
+        self == other || (is_relayed_tls(self) && is_relayed_tls(other))
+    }
+
+    /// Returns whether the gateway terminates TLS.
+    pub fn terminates_tls(&self) -> bool {
+        matches!(self, Self::Https | Self::TerminatedTls)
+    }
 }
 
 impl fmt::Display for ListenerProtocol {
@@ -81,6 +135,7 @@ impl fmt::Display for ListenerProtocol {
             ListenerProtocol::Http => "HTTP",
             ListenerProtocol::Https => "HTTPS",
             ListenerProtocol::Tls => "TLS",
+            ListenerProtocol::TerminatedTls => "TLS (terminated)",
             ListenerProtocol::Tcp => "TCP",
             ListenerProtocol::Other(protocol) => protocol,
         })
@@ -172,6 +227,13 @@ mod tests {
         let key = gateway_service(&tenant, &namespace, &"web".parse().unwrap()).unwrap();
         assert_eq!(key.to_string(), "alpha/shop/web.gateway");
         assert!(!key.name.is_label());
+        let of_istio = istio_gateway_service(&tenant, &namespace, &"web".parse().unwrap()).unwrap();
+        assert_eq!(of_istio.to_string(), "alpha/shop/web.istio-gateway");
+        assert!(is_gateway_service(&key) && is_gateway_service(&of_istio));
+        let labels = [&key, &of_istio].map(|key| gateway_labels(key).unwrap());
+        assert_eq!(labels[0].len(), 1);
+        assert_eq!(labels[1]["istio"], "ingressgateway");
+        assert_eq!(labels[1][ISTIO_GATEWAY_NAME_LABEL], "web");
         let long = ObjectName::new(&format!("{}.a", "a".repeat(63))).unwrap();
         assert!(gateway_service(&tenant, &namespace, &long).is_some());
     }

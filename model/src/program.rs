@@ -348,8 +348,8 @@ pub struct IngressGateway {
     /// The service that stands for the Gateway.
     pub key: ServiceKey,
     pub id: ServiceId,
-    /// Listeners of the ports that are served, in the order of their objects, those that relay
-    /// after the others.
+    /// Listeners of the ports that are served, in the order of their objects: those that relay are
+    /// after the others, and those of ports on which a listener terminates TLS and relays are last.
     pub listeners: Vec<IngressListener>,
     /// Validation of clients' certificates. A port for HTTPS in none of them asks for none.
     pub client_validations: Vec<ClientValidation>,
@@ -368,14 +368,30 @@ pub struct IngressListener {
     pub host: Option<HostMatch>,
     /// False if the listener answers all its requests with 404, or refuses all handshakes.
     pub is_open: bool,
-    /// Secrets with the certificates of a port for HTTPS; `None` on a port for HTTP. The listeners
-    /// of a port are all of one protocol.
+    /// Secrets with the certificates of a listener that terminates TLS; `None` for any other. The
+    /// listeners of a port are all of one protocol; of those for TLS that relay, each terminates it
+    /// or passes it through.
     pub certificates: Option<Vec<SecretKey>>,
-    /// The protocol of connections that are relayed without being read; `None` on a port for HTTP or
-    /// HTTPS.
+    /// The protocol of connections whose bytes are relayed without being read; `None` on a port for
+    /// HTTP or HTTPS.
     pub relay: Option<RelayProtocol>,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
+}
+
+impl IngressGateway {
+    /// Returns the ports on which a listener terminates TLS and relays the plaintext.
+    pub fn terminating_ports(&self) -> BTreeSet<u16> {
+        terminating_ports(&self.listeners)
+    }
+}
+
+/// Returns the ports on which one of the listeners terminates TLS and relays the plaintext.
+pub fn terminating_ports(listeners: &[IngressListener]) -> BTreeSet<u16> {
+    let terminating = listeners
+        .iter()
+        .filter(|it| it.relay == Some(RelayProtocol::TerminatedTls));
+    terminating.map(|it| it.port).collect()
 }
 
 /// Protocols of listeners whose connections are relayed without being read.
@@ -383,6 +399,8 @@ pub struct IngressListener {
 pub enum RelayProtocol {
     /// TLS: the server name of the ClientHello selects the listener and its routes.
     TlsPassthrough,
+    /// The same of TLS that the gateway terminates: backends get the plaintext.
+    TerminatedTls,
     Tcp,
 }
 

@@ -1,6 +1,6 @@
 //! Namespaces from which routes and ListenerSets may attach: choices by name and by labels.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::Namespace;
 use canal_model::policy::kubernetes::NamespaceObject;
@@ -43,6 +43,7 @@ pub(crate) enum AllowedNamespaces {
     Same,
     All,
     Selector(LabelSelector),
+    Listed(BTreeSet<Namespace>),
 }
 
 impl AllowedNamespaces {
@@ -73,6 +74,7 @@ impl AllowedNamespaces {
             Self::None => false,
             Self::Same => own == from,
             Self::All => true,
+            Self::Listed(namespaces) => namespaces.contains(from),
             Self::Selector(selector) => match labels.0.get(from) {
                 // A label that was rejected may be one that the selector excludes.
                 Some(None) => false,
@@ -82,10 +84,19 @@ impl AllowedNamespaces {
         }
     }
 
+    /// Adds the namespaces of another list to a list.
+    pub(crate) fn widen(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (Self::Listed(own), Self::Listed(others)) => own.extend(others),
+            (_, Self::All) => *self = Self::All,
+            _ => {}
+        }
+    }
+
     /// Returns the number of comparisons that [`Self::has`] makes at most.
     pub(crate) fn comparisons(&self) -> usize {
         match self {
-            Self::None | Self::Same | Self::All => 1,
+            Self::None | Self::Same | Self::All | Self::Listed(_) => 1,
             Self::Selector(selector) => 1 + parts(selector),
         }
     }
@@ -124,6 +135,7 @@ fn check(selector: &LabelSelector) -> Result<(), String> {
         values,
     } in &selector.match_expressions
     {
+        // As in Kubernetes, In and NotIn need values, and the other two have none.
         match (operator.as_str(), values.is_empty()) {
             ("In" | "NotIn", false) | ("Exists" | "DoesNotExist", true) => {}
             ("In" | "NotIn", true) => {

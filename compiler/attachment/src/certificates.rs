@@ -1,4 +1,4 @@
-//! Certificates of HTTPS listeners: which Secrets a listener names, whether it may, and which of
+//! Certificates of listeners that terminate TLS: which Secrets a listener names, whether it may, and which of
 //! them have a usable certificate.
 
 use std::collections::BTreeMap;
@@ -77,6 +77,7 @@ impl<'a> CertificateIndex<'a> {
         };
         let references = tls.map_or(&[][..], |tls| &tls.certificate_refs);
         match tls.and_then(|tls| tls.mode.as_deref()) {
+            // Terminate is the default of the Gateway API.
             None | Some("Terminate") => {}
             Some(mode) => {
                 let problem = format!("mode {:?} is not one of HTTPS listeners", shorten(mode));
@@ -93,7 +94,7 @@ impl<'a> CertificateIndex<'a> {
         let invalid = ListenerFaultReason::InvalidCertificateRef;
         let refs = format!("{field}.certificateRefs");
         if references.is_empty() {
-            let problem = "an HTTPS listener needs a certificate".to_owned();
+            let problem = "a listener that terminates TLS needs a certificate".to_owned();
             return close(
                 Code::InvalidCertificate,
                 refs,
@@ -135,13 +136,14 @@ impl<'a> CertificateIndex<'a> {
     }
 
     /// Returns the Secret that a reference names, whose certificate is then one of the Gateway's.
-    fn find(
+    pub(crate) fn find(
         &mut self,
         kind: &str,
         own: &Namespace,
         reference: &SecretReference,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
+        // A reference is pending where another object can still make it valid.
         let problem_of = |is_pending, code, reason, problem: String, fix: &str| {
             let fix = fix.to_owned();
             Err(ReferenceProblem {
@@ -202,6 +204,7 @@ impl<'a> CertificateIndex<'a> {
             }
         };
         let key = (namespace.clone(), name.clone());
+        // A certificate that the Gateway has already counts once against the tenant's limits.
         if certificates.contains_key(&key) {
             return Ok(key);
         }

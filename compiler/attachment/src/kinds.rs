@@ -15,7 +15,7 @@ pub(crate) fn route_kinds(protocol: &ListenerProtocol) -> &'static [ObjectKind] 
         ListenerProtocol::Http | ListenerProtocol::Https => {
             &[ObjectKind::HttpRoute, ObjectKind::GrpcRoute]
         }
-        ListenerProtocol::Tls => &[ObjectKind::TlsRoute],
+        ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => &[ObjectKind::TlsRoute],
         ListenerProtocol::Tcp => &[ObjectKind::TcpRoute],
         // The listener is closed. What its routes may be is not known.
         ListenerProtocol::Other(_) => &[

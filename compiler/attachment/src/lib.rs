@@ -1,13 +1,15 @@
-//! Attachment of routes to the listeners of Gateways (Gateway API): which listeners a tenant's
+//! Attachment of routes to the listeners of Gateways (Gateway API, Istio): which listeners a tenant's
 //! Gateways and ListenerSets make, which of them a route's parents name and allow, and for which
 //! hosts. Pure: it resolves no backends and orders no rules; the compiler does.
 //!
 //! Broken input closes its own listener, or attaches its own route to nothing, and is a diagnostic.
-//! Start at [`resolve`], then [`TenantListeners::attach`].
+//! Start at [`resolve`], then [`TenantListeners::attach`] and, for VirtualServices,
+//! [`TenantListeners::bind`].
 
 #![forbid(unsafe_code)]
 
 mod allowed;
+mod bindings;
 mod certificates;
 mod faults;
 mod frontend_validation;
@@ -15,6 +17,7 @@ pub mod hostname;
 mod kinds;
 mod listeners;
 mod routes;
+mod servers;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode;
@@ -23,17 +26,19 @@ use canal_model::policy::Document;
 use certificates::ReferenceProblem;
 
 pub use allowed::SELECTOR_PARTS_MAX;
+pub use bindings::{BindingProblem, MESH, gateway_name};
 pub use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
 pub use certificates::{CERTIFICATE_BYTES_PER_TENANT_MAX, CERTIFICATES_PER_TENANT_MAX};
 pub use frontend_validation::CLIENT_CA_BYTES_PER_TENANT_MAX;
 pub use listeners::{
     COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
-    LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners, resolve,
+    LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners,
 };
 pub use routes::{
     ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,
     is_listener_parent,
 };
+pub use servers::resolve;
 
 /// Group of the objects of Gateway API.
 const GROUP: &str = "gateway.networking.k8s.io";

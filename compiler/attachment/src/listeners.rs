@@ -16,6 +16,7 @@ use canal_model::ingress::{
 use canal_model::limits::{LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX};
 use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::gateway_api::ReferenceGrant;
+use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet, TRUSTED_PROXIES_ANNOTATION,
@@ -41,7 +42,7 @@ pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// listener of a parent, each part of a selector of namespaces, and each host.
 pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
 /// Port at which gateway replicas take HBONE, on every address.
-const HBONE_PORT: u16 = 15008;
+pub(crate) const HBONE_PORT: u16 = 15008;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
 const ALLOWED_SETS: &str = "spec.allowedListeners";
@@ -57,6 +58,7 @@ pub struct ListenerObjects<'a> {
     pub config_maps: Vec<Written<'a, ConfigMap>>,
     pub trust_bundles: Vec<Written<'a, ClusterTrustBundle>>,
     pub grants: Vec<Written<'a, ReferenceGrant>>,
+    pub istio_gateways: Vec<Written<'a, IstioGateway>>,
     /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
     pub has_grpc_routes: bool,
 }
@@ -66,6 +68,8 @@ pub struct ListenerObjects<'a> {
 pub struct TenantListeners {
     /// Gateways by namespace and name; `None` for one of another controller.
     pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
+    /// Gateways of Istio; `None` for one that selects another ingress than Canal's.
+    pub(crate) istio_gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
     /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
     pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
     /// The GatewayClasses that are Canal's.
@@ -81,6 +85,7 @@ impl Default for TenantListeners {
     fn default() -> Self {
         Self {
             gateways: BTreeMap::new(),
+            istio_gateways: BTreeMap::new(),
             listener_sets: BTreeMap::new(),
             own_classes: BTreeSet::new(),
             namespaces: NamespaceLabels::default(),
@@ -95,8 +100,8 @@ impl Default for TenantListeners {
 pub struct GatewayListeners {
     /// The service that stands for the Gateway.
     pub service: ServiceKey,
-    /// The GatewayClass that the Gateway names.
-    pub class: ObjectName,
+    /// The GatewayClass that the Gateway names; `None` for a Gateway of Istio.
+    pub class: Option<ObjectName>,
     /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
     /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
     pub addresses: Vec<IpAddr>,
@@ -119,8 +124,8 @@ pub struct GatewayListeners {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacedListener {
     pub listener: Listener,
-    /// Name in its own object.
-    pub(crate) section: ObjectName,
+    /// Name in its own object; `None` for a listener of a Gateway of Istio.
+    pub(crate) section: Option<ObjectName>,
     /// The ListenerSet that it comes from; `None` for a Gateway's own.
     pub(crate) listener_set: Option<(Namespace, ObjectName)>,
     /// Namespace of the object that it is written in.
@@ -130,6 +135,8 @@ pub struct PlacedListener {
     pub(crate) route_kinds: Vec<ObjectKind>,
     /// Whether its hostname is broken, so that nothing is known to be the same.
     pub(crate) is_host_broken: bool,
+    /// Whether all its requests are sent to HTTPS, and no route is on it.
+    pub redirects_to_https: bool,
 }
 
 impl GatewayListeners {
@@ -143,6 +150,27 @@ impl GatewayListeners {
 }
 
 impl TenantListeners {
+    /// Returns whether a Gateway of Gateway API is Canal's, and has a listener of its own with this
+    /// name if one is given.
+    pub fn has_listener(
+        &self,
+        namespace: &Namespace,
+        gateway: &ObjectName,
+        section: Option<&str>,
+    ) -> bool {
+        let key = (namespace.clone(), gateway.clone());
+        let Some(Some(found)) = self.gateways.get(&key) else {
+            return false;
+        };
+        section.is_none_or(|section| {
+            let mut own = found.listeners.iter();
+            own.any(|it| {
+                let name = it.section.as_ref();
+                it.listener_set.is_none() && name.is_some_and(|name| name.as_str() == section)
+            })
+        })
+    }
+
     /// Returns whether a Gateway is Canal's.
     pub fn is_own(&self, namespace: &Namespace, name: &ObjectName) -> bool {
         let key = (namespace.clone(), name.clone());
@@ -160,18 +188,27 @@ impl TenantListeners {
         matches!(self.listener_sets.get(&key), Some(Some(_)))
     }
 
-    /// Iterates over the Gateways that are Canal's, by namespace and name.
+    /// Returns a Gateway of Istio, if it is for Canal's ingress.
+    pub fn of_istio(&self, namespace: &Namespace, name: &ObjectName) -> Option<&GatewayListeners> {
+        let key = (namespace.clone(), name.clone());
+        self.istio_gateways.get(&key)?.as_ref()
+    }
+
+    /// Iterates over the Gateways that are Canal's: those of Gateway API by namespace and name, then
+    /// those of Istio.
     pub fn gateways(&self) -> impl Iterator<Item = &GatewayListeners> {
-        self.gateways.values().flatten()
+        let of_istio = self.istio_gateways.values();
+        self.gateways.values().chain(of_istio).flatten()
     }
 }
 
-/// Resolves the listeners of a tenant, and reports what is wrong with the objects.
-pub fn resolve(
+/// Resolves the listeners of a tenant's objects of Gateway API, and reports what is wrong with them.
+/// Also returns what further listeners of the tenant may take.
+pub(crate) fn resolve<'a>(
     tenant: &TenantName,
-    objects: &ListenerObjects<'_>,
+    objects: &'a ListenerObjects<'a>,
     sink: &mut dyn FnMut(Diagnostic),
-) -> TenantListeners {
+) -> (TenantListeners, TenantQuota<'a>) {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
         kind_hosts: objects.has_grpc_routes.then(BTreeMap::new),
@@ -198,6 +235,7 @@ pub fn resolve(
         let key = (metadata.namespace.clone(), metadata.name.clone());
         resolved.gateways.insert(key, listeners);
     }
+    // Sets come after all Gateways, because they add listeners to them.
     for set in &objects.listener_sets {
         let mut report = DocumentReport {
             document: set.document,
@@ -208,14 +246,14 @@ pub fn resolve(
         let gateway = add_set(&mut resolved, set, &mut left, &mut report);
         resolved.listener_sets.insert(key, gateway);
     }
-    resolved
+    (resolved, left)
 }
 
 /// What further listeners of a tenant may take.
-struct TenantQuota<'a> {
-    /// Number of further listeners.
-    listeners: usize,
-    certificates: CertificateIndex<'a>,
+pub(crate) struct TenantQuota<'a> {
+    /// Number of listeners that the tenant may still get.
+    pub(crate) listeners: usize,
+    pub(crate) certificates: CertificateIndex<'a>,
     authorities: AuthorityIndex<'a>,
 }
 
@@ -311,7 +349,7 @@ fn class_fault(
 /// Returns the number of proxies before a Gateway. An annotation that cannot be read closes the
 /// Gateway: with a wrong number, policies would compare the address of a proxy, or one that the
 /// client chose.
-fn trusted_proxies(
+pub(crate) fn trusted_proxies(
     metadata: &Metadata,
     object_fault: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
@@ -366,6 +404,7 @@ fn accept(
     let class = &spec.gateway_class_name;
     let of_class = class_fault(class, classes, report)?;
     let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        // A name has 253 characters at most, and the service's name adds a suffix of 8.
         let fix = "use at most 245 characters";
         report.error(
             Code::LimitExceeded,
@@ -418,7 +457,7 @@ fn accept(
     Some(GatewayListeners {
         trusted_proxies,
         service,
-        class: class.clone(),
+        class: Some(class.clone()),
         addresses,
         listeners,
         certificates,
@@ -528,6 +567,7 @@ impl ListenerSource<'_> {
         }
         let first = listeners.len();
         let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        // Both limits hold; the diagnostic names the one that is reached first.
         let left = gateway_left.min(quota.listeners);
         for (at, listener) in written.iter().take(left).enumerate() {
             let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
@@ -557,11 +597,13 @@ impl ListenerSource<'_> {
         close_conflicts(listeners, first, report);
         // A listener that is closed needs no certificate, so no key is sent for it.
         for (at, placed) in listeners[first..].iter_mut().enumerate() {
-            if placed.listener.protocol == ListenerProtocol::Https
-                && placed.listener.closed.is_none()
-            {
-                if let PortValidation::Closed(fault) = self.validation.at(placed.listener.port) {
-                    placed.listener.closed = Some(fault.clone());
+            let listener = &mut placed.listener;
+            if listener.protocol.terminates_tls() && listener.closed.is_none() {
+                // Gateway API's frontend validation is for HTTPS only.
+                if listener.protocol == ListenerProtocol::Https
+                    && let PortValidation::Closed(fault) = self.validation.at(listener.port)
+                {
+                    listener.closed = Some(fault.clone());
                     continue;
                 }
                 let referrer = (self.kind, self.namespace);
@@ -644,7 +686,7 @@ fn read_listener(
             certificates: Vec::new(),
             closed,
         },
-        section: written.name.clone(),
+        section: Some(written.name.clone()),
         listener_set: source
             .listener_set
             .map(|set| (source.namespace.clone(), set.clone())),
@@ -652,6 +694,7 @@ fn read_listener(
         allowed,
         route_kinds,
         is_host_broken,
+        redirects_to_https: false,
     }
 }
 
@@ -670,36 +713,34 @@ fn protocol(
         "TLS" => (ListenerProtocol::Tls, None),
         "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
-            (ListenerProtocol::Other(short), Some(problem))
+            let found = (Code::UnsupportedProtocol, problem);
+            (ListenerProtocol::Other(short), Some(found))
         }
         _ => {
             let problem = format!("{short:?} is not a protocol of listeners that Canal knows");
-            (ListenerProtocol::Other(short), Some(problem))
+            let found = (Code::UnknownListenerProtocol, problem);
+            (ListenerProtocol::Other(short), Some(found))
         }
     };
-    if let Some(problem) = problem {
+    if let Some((code, problem)) = problem {
         let fix = "use protocol: HTTP, HTTPS, TLS or TCP, or remove the listener";
-        report.error(
-            Code::UnsupportedProtocol,
-            format!("{field}.protocol"),
-            problem.clone(),
-            fix,
-        );
+        report.error(code, format!("{field}.protocol"), problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
     let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
-    if protocol == ListenerProtocol::Tls && mode != Some("Passthrough") {
-        let problem = match mode {
-            None | Some("Terminate") => {
-                "TLS is not terminated for TLSRoutes in this version".to_owned()
-            }
-            Some(other) => format!("mode {:?} is not one of TLS listeners", shorten(other)),
-        };
-        let fix = "write mode: Passthrough, or use protocol: HTTPS";
-        let field = format!("{field}.tls.mode");
-        report.error(Code::UnsupportedProtocol, field, problem.clone(), fix);
-        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
-    }
+    let protocol = match (protocol, mode) {
+        // Terminate is the default of the Gateway API.
+        (ListenerProtocol::Tls, None | Some("Terminate")) => ListenerProtocol::TerminatedTls,
+        (ListenerProtocol::Tls, Some(other)) if other != "Passthrough" => {
+            let problem = format!("mode {:?} is not one of TLS listeners", shorten(other));
+            let fix = "write mode: Terminate or mode: Passthrough";
+            let field = format!("{field}.tls.mode");
+            report.error(Code::UnsupportedProtocol, field, problem.clone(), fix);
+            closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
+            ListenerProtocol::Tls
+        }
+        (protocol, _) => protocol,
+    };
     let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);
     if has_no_tls && written.tls.is_some() {
         let problem = format!("a listener of protocol {protocol} has no TLS");
@@ -728,6 +769,7 @@ fn allowed_routes(
             AllowedNamespaces::None
         });
     let mut kinds = Vec::new();
+    // Without a list, a listener allows all kinds of its protocol (Gateway API).
     if written.kinds.is_empty() {
         kinds.extend(of_protocol);
     }
@@ -878,7 +920,8 @@ fn conflict(a: &PlacedListener, b: &PlacedListener) -> Option<ListenerFaultReaso
     if a.listener.port != b.listener.port || is_udp(a) != is_udp(b) {
         return None;
     }
-    if a.listener.protocol != b.listener.protocol {
+    let (own, other) = (&a.listener.protocol, &b.listener.protocol);
+    if !own.shares_port_with(other) {
         return Some(ListenerFaultReason::ProtocolConflict);
     }
     let is_broken = a.is_host_broken || b.is_host_broken;

@@ -47,7 +47,7 @@ pub struct Attachment {
     /// Hosts of the route that overlap the listener's; `None` means any host. Never empty. They keep
     /// the route's form, because precedence among routes compares what each of them names.
     pub hosts: Vec<Option<HostMatch>>,
-    /// Index of the parent in the route.
+    /// Index of the parent in the route, or of the Gateway in the VirtualService.
     pub parent: usize,
 }
 
@@ -74,11 +74,13 @@ impl TenantListeners {
             hosts_left: ATTACHED_HOSTS_PER_ROUTE_MAX,
             comparisons_left: self.comparisons_left,
             kind: document.object.kind(),
+            // The hosts are moved for the call, and given back below.
             kind_hosts: self.kind_hosts.take(),
         };
         let mut distinct: Vec<&ParentRef> = Vec::new();
         let listed = route.parents.iter().enumerate();
         for (at, written) in listed.filter(|(_, written)| is_listener_parent(written)) {
+            // A parent that is named twice is attached to once.
             if distinct.contains(&written) {
                 continue;
             }
@@ -369,13 +371,14 @@ struct Unattached {
 }
 
 fn is_named(listener: &PlacedListener, parent: &ParentRef) -> bool {
-    parent
-        .section_name
-        .as_ref()
-        .is_none_or(|name| *name == listener.section.as_str())
-        && parent
-            .port
-            .is_none_or(|port| port.get() == listener.listener.port)
+    parent.section_name.as_ref().is_none_or(|name| {
+        listener
+            .section
+            .as_ref()
+            .is_some_and(|own| name == own.as_str())
+    }) && parent
+        .port
+        .is_none_or(|port| port.get() == listener.listener.port)
 }
 
 fn no_listener(object: &str, parent: &ParentRef) -> Unattached {

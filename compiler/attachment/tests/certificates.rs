@@ -58,7 +58,7 @@ fn a_reference_that_is_wrong_closes_its_listener_with_the_reason() {
         (
             "mode: Terminate",
             invalid,
-            "spec.listeners[0].tls.certificateRefs: an HTTPS listener needs a certificate",
+            "spec.listeners[0].tls.certificateRefs: a listener that terminates TLS needs a certificate",
         ),
         (
             "certificateRefs: [{kind: ConfigMap, name: cert}]",

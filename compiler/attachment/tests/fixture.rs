@@ -31,6 +31,9 @@ pub(crate) fn resolved(documents: &[Document]) -> (TenantListeners, Vec<Diagnost
             Object::ClusterTrustBundle(object) => {
                 objects.trust_bundles.push(Written { document, object })
             }
+            Object::IstioGateway(object) => {
+                objects.istio_gateways.push(Written { document, object })
+            }
             Object::ReferenceGrant(object) => objects.grants.push(Written { document, object }),
             _ => {}
         }

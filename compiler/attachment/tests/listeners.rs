@@ -16,9 +16,13 @@ fn a_listener_that_is_wrong_closes_itself_only() {
         ("port: 80, protocol: HTTP, tls: {}", Some("Invalid")),
         ("port: 443, protocol: HTTPS", Some("InvalidCertificateRef")),
         ("port: 443, protocol: TLS, tls: {mode: Passthrough}", None),
-        ("port: 443, protocol: TLS", Some("UnsupportedValue")),
+        ("port: 443, protocol: TLS", Some("InvalidCertificateRef")),
         (
-            "port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: a}]}",
+            "port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: missing}]}",
+            Some("InvalidCertificateRef"),
+        ),
+        (
+            "port: 443, protocol: TLS, tls: {mode: Other}",
             Some("UnsupportedValue"),
         ),
         (
@@ -62,6 +66,37 @@ fn a_listener_that_is_wrong_closes_itself_only() {
         let (all, _) = resolved(&documents);
         let expected = vec![("a".to_owned(), reason), ("other".to_owned(), None)];
         assert_eq!(listeners(&all), expected, "{listener}");
+    }
+}
+
+#[test]
+fn listeners_for_tls_share_a_port_whether_they_terminate_it_or_not() {
+    let passed = "{name: passed, port: 443, protocol: TLS, hostname: a.example.com, tls: {mode: Passthrough}}";
+    for (other, [of_passed, of_other]) in [
+        // Without a certificate, one is closed and the other is not.
+        (
+            "TLS, hostname: b.example.com",
+            [None, Some("InvalidCertificateRef")],
+        ),
+        (
+            "TLS, hostname: a.example.com",
+            [Some("HostnameConflict"); 2],
+        ),
+        (
+            "HTTPS, hostname: b.example.com",
+            [Some("ProtocolConflict"); 2],
+        ),
+        ("TCP", [Some("ProtocolConflict"); 2]),
+    ] {
+        let other_listener = format!("{{name: other, port: 443, protocol: {other}}}");
+        let text = gateway("web", &format!("listeners: [{passed}, {other_listener}]"));
+        let documents = read(&text, true);
+        let (all, _) = resolved(&documents);
+        let expected = vec![
+            ("passed".to_owned(), of_passed),
+            ("other".to_owned(), of_other),
+        ];
+        assert_eq!(listeners(&all), expected, "{other}");
     }
 }
 

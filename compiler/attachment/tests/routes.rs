@@ -167,7 +167,7 @@ fn a_route_that_attaches_to_nothing_is_told_why() {
         ),
         (
             "{name: web, namespace: infra, sectionName: tls}",
-            ": the route's listeners of Gateway infra/web are closed: an HTTPS listener needs a certificate",
+            ": the route's listeners of Gateway infra/web are closed: a listener that terminates TLS needs a certificate",
         ),
         (
             "{name: web, namespace: infra, sectionName: one}",

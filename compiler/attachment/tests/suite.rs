@@ -6,3 +6,4 @@ mod fixture;
 mod frontend_validation;
 mod listeners;
 mod routes;
+mod servers;

@@ -11,7 +11,7 @@ use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
 use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
 use canal_model::program::{
     HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RelayProtocol, RouteRule,
-    VirtualHost,
+    VirtualHost, terminating_ports,
 };
 use canal_model::route_table::RouteTable;
 
@@ -29,7 +29,7 @@ pub struct GatewayIr {
     /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
     pub trusted_proxies: u8,
     pub listeners: Vec<ListenerIr>,
-    /// The certificates that open listeners for HTTPS name.
+    /// The certificates that open listeners name.
     pub certificates: GatewayCertificates,
     /// How ports for HTTPS validate clients' certificates.
     pub client_validations: Vec<ClientValidation>,
@@ -73,7 +73,16 @@ impl GatewayIr {
         let ports = self.ports();
         let listeners = self.listeners.into_iter().filter_map(|it| {
             let protocol = ports.get(&it.listener.port)?;
-            let is_open = it.listener.closed.is_none() && it.listener.protocol == *protocol;
+            // Of listeners with different protocols on one port, only those that share the port
+            // with its protocol are served.
+            let own = &it.listener.protocol;
+            let is_open = it.listener.closed.is_none() && own.shares_port_with(protocol);
+            // A closed listener of another protocol is one of its port's, which nothing opens.
+            let protocol = if own.shares_port_with(protocol) {
+                own
+            } else {
+                protocol
+            };
             let certificates = if is_open {
                 it.listener.certificates
             } else {
@@ -84,9 +93,10 @@ impl GatewayIr {
                 name: it.listener.name,
                 port: it.listener.port,
                 host: it.listener.host,
-                certificates: (*protocol == ListenerProtocol::Https).then_some(certificates),
+                certificates: protocol.terminates_tls().then_some(certificates),
                 relay: match protocol {
                     ListenerProtocol::Tls => Some(RelayProtocol::TlsPassthrough),
+                    ListenerProtocol::TerminatedTls => Some(RelayProtocol::TerminatedTls),
                     ListenerProtocol::Tcp => Some(RelayProtocol::Tcp),
                     _ => None,
                 },
@@ -95,8 +105,10 @@ impl GatewayIr {
         });
         let mut listeners: Vec<IngressListener> = listeners.collect();
         // The wire format keeps listeners that relay apart from the others, because older gateways
-        // would serve them as HTTP. No port has both kinds, so their order decides nothing.
-        listeners.sort_by_key(|listener| listener.relay.is_some());
+        // would serve them as HTTP, or pass through what is to be terminated. No port has two of
+        // these kinds, so their order decides nothing.
+        let terminating = terminating_ports(&listeners);
+        listeners.sort_by_key(|it| (it.relay.is_some(), terminating.contains(&it.port)));
         let id = self.id.filter(|_| !listeners.is_empty())?;
         // A listener may have been closed after its certificates were found.
         let named: BTreeSet<&SecretKey> = listeners
@@ -169,8 +181,11 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
+            // A relayed connection has no HTTP to answer 404 with.
             let otherwise = match listener.protocol {
-                ListenerProtocol::Tls | ListenerProtocol::Tcp => "reset",
+                ListenerProtocol::Tls | ListenerProtocol::TerminatedTls | ListenerProtocol::Tcp => {
+                    "reset"
+                }
                 _ => "404",
             };
             writeln!(f, "    else => {otherwise}")?;

@@ -11,7 +11,9 @@ pub mod limits;
 pub mod lower;
 pub mod oracle;
 pub mod oracle_ingress;
+pub mod oracle_relay;
 pub mod pattern;
+pub mod preferences;
 pub mod text;
 pub mod text_security;
 

@@ -4,9 +4,8 @@
 //! The rules, which every faster implementation must follow:
 //! - A port is of one protocol, that of its open listeners; if none is open, that of the first one
 //!   whose protocol is served. A port for HTTPS resets a connection without TLS.
-//! - A port for TLS or TCP reads no requests: it relays connections. On one for TLS the server name of
-//!   the ClientHello selects the listener and the routes, as the host of a request does; the port for
-//!   TCP has one listener. The interpreter answers for requests only.
+//! - A port for TLS or TCP reads no requests: it relays connections, for which
+//!   [`crate::oracle_relay`] answers. This interpreter answers for requests only.
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
@@ -128,7 +127,7 @@ pub fn decide(
 }
 
 /// Returns the protocol of a port.
-fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
+pub(crate) fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
     let listeners = gateway.listeners.iter().map(|it| &it.listener);
     let served = listeners.filter(|it| {
         let is_served = !matches!(it.protocol, ListenerProtocol::Other(_));
@@ -140,7 +139,11 @@ fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
 }
 
 /// Returns the listener of a port with the most specific host that matches a name.
-fn listener_for<'a>(gateway: &'a GatewayIr, port: u16, name: &str) -> Option<&'a ListenerIr> {
+pub(crate) fn listener_for<'a>(
+    gateway: &'a GatewayIr,
+    port: u16,
+    name: &str,
+) -> Option<&'a ListenerIr> {
     let listeners = gateway.listeners.iter();
     let matching =
         listeners.filter(|it| it.listener.port == port && is_for(it.listener.host.as_ref(), name));
@@ -155,7 +158,7 @@ fn is_for(written: Option<&HostMatch>, host: &str) -> bool {
     written.is_none_or(|written| host_holds(written, host))
 }
 
-fn deciding_rule<'a>(
+pub(crate) fn deciding_rule<'a>(
     gateway: &'a GatewayIr,
     listener: &'a ListenerIr,
     host: &str,

@@ -121,6 +121,7 @@ fn ingress(gateway: &IngressGateway) -> String {
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
         let protocol = match (listener.relay, &listener.certificates) {
             (Some(RelayProtocol::TlsPassthrough), _) => " tls passthrough",
+            (Some(RelayProtocol::TerminatedTls), _) => " tls terminate",
             (Some(RelayProtocol::Tcp), _) => " tcp",
             (None, Some(_)) => " https",
             (None, None) => "",
@@ -577,6 +578,7 @@ pub fn cors(policy: Option<&CorsPolicy>) -> String {
     if let Some(seconds) = policy.max_age {
         text += &format!(" for {seconds}s");
     }
+    // False is the default, so only the exception is shown.
     if policy.credentials {
         text += " with credentials";
     }

@@ -1,22 +1,25 @@
-//! Resolves the listeners of Gateways, and attaches HTTPRoutes and GRPCRoutes to them.
-//! `canal-attachment` decides which listeners take a route; the rules are compiled as those of
-//! Services are.
+//! Resolves the listeners of Gateways, and attaches HTTPRoutes and GRPCRoutes to them; see
+//! `virtual_service` for VirtualServices. `canal-attachment` decides which listeners take a route;
+//! the rules are compiled as those of Services are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::{
     Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
 };
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::{ServiceId, ServiceKey};
-use canal_model::ingress::gateway_service;
-use canal_model::program::RouteObject;
+use canal_model::ids::{Namespace, ObjectName, ServiceId, ServiceKey};
+use canal_model::ingress::{gateway_service, istio_gateway_service};
+use canal_model::policy::{Document, Metadata};
+use canal_model::program::{HttpMatch, PathMatch, RouteAction, RouteKey, RouteObject, RouteRule};
+use canal_model::route_filters::{RedirectPort, RouteAnswer, UrlRedirect, UrlScheme};
 
 use super::route_parts::RouteParts;
 use super::tenant_objects::{Sourced, TenantObjects};
 use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::HOSTS_PER_ROUTE_MAX;
+use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
 /// Maximum length of the reason why rules refuse on a Gateway, in characters.
@@ -50,28 +53,41 @@ pub(crate) fn resolve(
         config_maps: written(&corpus.config_maps),
         trust_bundles: written(&corpus.trust_bundles),
         grants: written(&corpus.grants),
+        istio_gateways: written(&corpus.istio_gateways),
         has_grpc_routes: !corpus.grpc_routes.is_empty(),
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
     let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
+    // The caller stops compiling if the budget is exceeded.
     for certificate in certificates {
         budget.add_certificate(certificate);
     }
     for validation in listeners.gateways().flat_map(|it| it.client_validations()) {
         budget.add_authorities(&validation.authorities);
     }
-    let own = corpus.gateways.iter().filter(|gateway| {
-        let metadata = &gateway.object.metadata;
-        listeners.is_own(&metadata.namespace, &metadata.name)
+    let of_gateway_api = corpus.gateways.iter().map(|gateway| {
+        let Metadata {
+            namespace, name, ..
+        } = &gateway.object.metadata;
+        let is_own = listeners.is_own(namespace, name);
+        let key = gateway_service(input.tenant, namespace, name);
+        (gateway.document, is_own, key)
+    });
+    let of_istio = corpus.istio_gateways.iter().map(|gateway| {
+        let Metadata {
+            namespace, name, ..
+        } = &gateway.object.metadata;
+        let is_own = listeners.of_istio(namespace, name).is_some();
+        let key = istio_gateway_service(input.tenant, namespace, name);
+        (gateway.document, is_own, key)
     });
     let mut ids = BTreeMap::new();
-    for gateway in own {
-        let metadata = &gateway.object.metadata;
-        let key = gateway_service(input.tenant, &metadata.namespace, &metadata.name);
+    let all = of_gateway_api.chain(of_istio);
+    for (document, _, key) in all.filter(|(_, is_own, _)| *is_own) {
         if !is_on_tier {
             report.error(
                 Code::NotOnCloudTier,
-                gateway.document,
+                document,
                 "spec",
                 "the tenant is not on the cloud tier, so its Gateways have no address",
                 "have the provider set gatewayCidrs in the Tenant",
@@ -83,7 +99,7 @@ pub(crate) fn resolve(
         } else {
             report.error(
                 Code::ServiceIdsExhausted,
-                gateway.document,
+                document,
                 "",
                 "all 16,777,215 service IDs are taken, so the Gateway has none",
                 "remove Gateways and services that are not needed",
@@ -97,6 +113,43 @@ pub(crate) fn resolve(
     }
 }
 
+/// Returns the rule by which a Gateway of Istio sends all requests of some servers to HTTPS.
+fn redirect_rule(gateway: &Document, service: &ServiceKey) -> RouteRule {
+    let metadata = gateway.object.metadata();
+    RouteRule {
+        key: RouteKey {
+            tenant: service.tenant.clone(),
+            kind: gateway.object.kind().as_str().to_owned(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            rule: format!("{}.httpsRedirect", service.name),
+        },
+        parent: service.clone(),
+        parent_port: None,
+        hosts: Vec::new(),
+        matches: vec![HttpMatch {
+            precedence: precedence::istio(gateway, [0, 0]),
+            path: PathMatch::StringPrefix("/".to_owned()),
+            method: None,
+            headers: Vec::new(),
+            query: Vec::new(),
+        }],
+        // Istio keeps the host as the client sent it, with its port.
+        action: RouteAction::Answer(Box::new(RouteAnswer::Redirect(UrlRedirect {
+            status: 301,
+            scheme: Some(UrlScheme::Https),
+            host: None,
+            port: RedirectPort::OfHost,
+            path: None,
+        }))),
+        filters: None,
+        attempts: None,
+        faults: None,
+        cors: None,
+        mirrors: Vec::new(),
+    }
+}
+
 fn written<'a, T>(objects: &[Sourced<'a, T>]) -> Vec<Written<'a, T>> {
     let written = objects.iter().map(|sourced| Written {
         document: sourced.document,
@@ -106,6 +159,63 @@ fn written<'a, T>(objects: &[Sourced<'a, T>]) -> Vec<Written<'a, T>> {
 }
 
 impl Ingress {
+    /// Returns the ports of the listeners of a Gateway of Istio to which an object is attached, each
+    /// once.
+    pub(super) fn ports_of(
+        &self,
+        (namespace, name): &(Namespace, ObjectName),
+        attachments: &[Attachment],
+    ) -> Vec<u16> {
+        let gateway = self.listeners.of_istio(namespace, name);
+        let listeners = gateway.map_or(&[][..], |gateway| &gateway.listeners);
+        let own = attachments
+            .iter()
+            .filter_map(|it| listeners.get(it.listener));
+        let ports: BTreeSet<u16> = own.map(|placed| placed.listener.port).collect();
+        ports.into_iter().collect()
+    }
+
+    /// Puts the rule that sends all requests to HTTPS on the listeners that do nothing else, and
+    /// returns the rule of each of their Gateways.
+    pub(super) fn add_redirects(
+        &mut self,
+        corpus: &TenantObjects<'_>,
+        budget: &mut ResourceBudget,
+    ) -> Vec<RouteRule> {
+        let mut rules = Vec::new();
+        for sourced in &corpus.istio_gateways {
+            let metadata = &sourced.object.metadata;
+            let Some(gateway) = self.listeners.of_istio(&metadata.namespace, &metadata.name) else {
+                continue;
+            };
+            let rule = redirect_rule(sourced.document, &gateway.service);
+            let listeners = gateway.listeners.iter().enumerate();
+            let redirects = listeners.filter(|(_, it)| it.redirects_to_https);
+            let attachments = redirects.map(|(listener, placed)| Attachment {
+                gateway: gateway.service.clone(),
+                listener,
+                hosts: vec![placed.listener.host.clone()],
+                parent: 0,
+            });
+            let attachments: Vec<Attachment> = attachments.collect();
+            if attachments.is_empty() {
+                continue;
+            }
+            let object = rule.key.route();
+            for attachment in attachments {
+                if !budget.add_attachment(&attachment.hosts) {
+                    return rules;
+                }
+                self.attachments.push((object.clone(), attachment));
+            }
+            if !budget.add_rule(&rule) {
+                return rules;
+            }
+            rules.push(rule);
+        }
+        rules
+    }
+
     /// Attaches a route to the listeners that its parents name. Returns the services that stand for
     /// their Gateways, each with the reason why the route's rules refuse there, if they do.
     pub(super) fn attach(
@@ -141,9 +251,11 @@ impl Ingress {
             });
             let known: &mut Option<String> =
                 gateways.entry(attachment.gateway.clone()).or_default();
+            // Of several parents of one Gateway, the first that is broken gives the reason.
             if known.is_none() {
                 known.clone_from(fault);
             }
+            // The tenant's result is discarded, so the rest is not attached.
             if !budget.add_attachment(&attachment.hosts) {
                 return BTreeMap::new();
             }

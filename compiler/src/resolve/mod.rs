@@ -4,6 +4,7 @@
 
 mod addresses;
 mod backend_filters;
+mod delegate;
 mod destination;
 mod direct;
 mod gateway_replica;
@@ -13,6 +14,7 @@ mod ingress;
 mod load_balancer;
 mod manual_endpoints;
 mod node;
+mod offload_preference;
 mod policy;
 mod relay_route;
 mod route_answers;
@@ -24,6 +26,7 @@ mod route_fields;
 mod route_filters;
 mod route_mirrors;
 mod route_parts;
+mod route_point;
 mod service;
 mod subset;
 mod tenant;
@@ -31,6 +34,7 @@ mod tenant_objects;
 mod termination;
 mod throttle;
 mod tier;
+mod traffic_priority;
 mod trust;
 mod udp_route;
 mod virtual_service;
@@ -47,8 +51,10 @@ use crate::direct::DirectSettings;
 use crate::ir::Security;
 use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
+use canal_ir::preferences::{OffloadIr, PriorityIr};
 use destination::DestinationIndex;
 pub(crate) use ingress::Ingress;
+use offload_preference::PreferenceReferences;
 use route_parts::TenantRoutes;
 use tenant_objects::TenantObjects;
 
@@ -69,6 +75,8 @@ pub(crate) struct ResolvedTenant {
     /// Listeners of Gateways; the rules of the routes on them are in `rules` too.
     pub(crate) ingress: Ingress,
     pub(crate) security: Security,
+    pub(crate) offload_preferences: Vec<OffloadIr>,
+    pub(crate) traffic_priorities: Vec<PriorityIr>,
 }
 
 /// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the
@@ -135,19 +143,13 @@ pub(crate) fn resolve(
         &services,
         report,
     );
+    let resolved = (&services, &workloads[..], &ingress);
     let security = tenant
         .as_ref()
-        .map(|tenant| {
-            security(
-                input,
-                tenant,
-                &corpus,
-                (&services, &workloads, &ingress),
-                budget,
-                report,
-            )
-        })
+        .map(|tenant| security(input, tenant, &corpus, resolved, budget, report))
         .unwrap_or_default();
+    let (offload_preferences, traffic_priorities) =
+        preferences(tenant.as_ref(), &corpus, resolved, report);
     ResolvedTenant {
         tenant,
         gateway_replicas,
@@ -160,7 +162,31 @@ pub(crate) fn resolve(
         rules,
         ingress,
         security,
+        offload_preferences,
+        traffic_priorities,
     }
+}
+
+/// Resolves preferences about where and in which order traffic is handled.
+fn preferences(
+    tenant: Option<&Tenant>,
+    corpus: &TenantObjects<'_>,
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
+    report: &mut DiagnosticCollector,
+) -> (Vec<OffloadIr>, Vec<PriorityIr>) {
+    let Some(tenant) = tenant else {
+        return Default::default();
+    };
+    let known = PreferenceReferences {
+        tenant,
+        services,
+        workloads,
+        listeners: &ingress.listeners,
+    };
+    (
+        offload_preference::resolve(known, &corpus.offload_preferences, report),
+        traffic_priority::resolve(known, &corpus.traffic_priorities, report),
+    )
 }
 
 /// Resolves listeners and the rules of routes on them and on services.
@@ -187,9 +213,11 @@ fn routes(
         budget,
         report,
     );
+    rules.extend(ingress.add_redirects(corpus, budget));
     rules.extend(virtual_service::resolve(
         &corpus.virtual_services,
         &destinations,
+        &mut ingress,
         &taken,
         budget,
         report,

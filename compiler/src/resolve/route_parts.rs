@@ -109,6 +109,7 @@ impl<'a> TenantRoutes<'a> {
             let spec = &it.object.spec;
             let rules = RuleList::Tcp(&spec.rules);
             let metadata = &it.object.metadata;
+            // A TCP connection names no host.
             (
                 it.document,
                 RouteParts::new(metadata, &spec.parent_refs, &[], rules),
@@ -117,6 +118,7 @@ impl<'a> TenantRoutes<'a> {
         let mut routes: Vec<_> = http.chain(grpc).chain(tls).chain(tcp).collect();
         // Routes of one kind are in order already.
         if !corpus.grpc_routes.is_empty() {
+            // Only HTTPRoutes and GRPCRoutes can claim the same host of a listener.
             routes.sort_by_cached_key(|(document, _)| route_seniority(document));
         }
         Self(routes)

@@ -12,11 +12,13 @@ use canal_model::policy::gateway_api::{
     GrpcRoute, HttpRoute, ReferenceGrant, TcpRoute, TlsRoute, UdpRoute,
 };
 use canal_model::policy::istio::{DestinationRule, VirtualService};
+use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
 };
 use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
 use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
+use canal_model::policy::preferences::{OffloadPreference, TrafficPriority};
 use canal_model::policy::secret::Secret;
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
@@ -71,6 +73,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) tls_routes: Vec<Sourced<'a, TlsRoute>>,
     pub(crate) tcp_routes: Vec<Sourced<'a, TcpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
+    pub(crate) istio_gateways: Vec<Sourced<'a, IstioGateway>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
     pub(crate) throttles: Vec<Sourced<'a, Throttle>>,
@@ -81,6 +84,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) federations: Vec<Sourced<'a, Federation>>,
     pub(crate) key_servers: Vec<Sourced<'a, KeyServer>>,
     pub(crate) terminations: Vec<Sourced<'a, Termination>>,
+    pub(crate) offload_preferences: Vec<Sourced<'a, OffloadPreference>>,
+    pub(crate) traffic_priorities: Vec<Sourced<'a, TrafficPriority>>,
 }
 
 impl<'a> TenantObjects<'a> {
@@ -166,6 +171,7 @@ impl<'a> TenantObjects<'a> {
             Object::TlsRoute(object) => self.tls_routes.push(Sourced { document, object }),
             Object::TcpRoute(object) => self.tcp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
+            Object::IstioGateway(object) => self.istio_gateways.push(Sourced { document, object }),
             Object::VirtualService(object) => {
                 self.virtual_services.push(Sourced { document, object })
             }
@@ -188,6 +194,12 @@ impl<'a> TenantObjects<'a> {
             Object::Federation(object) => self.federations.push(Sourced { document, object }),
             Object::KeyServer(object) => self.key_servers.push(Sourced { document, object }),
             Object::Termination(object) => self.terminations.push(Sourced { document, object }),
+            Object::OffloadPreference(object) => {
+                self.offload_preferences.push(Sourced { document, object })
+            }
+            Object::TrafficPriority(object) => {
+                self.traffic_priorities.push(Sourced { document, object })
+            }
         }
     }
 }
@@ -212,13 +224,16 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
+        ObjectKind::IstioGateway => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
-        // A listener without its certificates is closed.
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        // A listener without its certificates is closed.
         ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
+        // Without these, traffic takes the usual path in the usual order.
+        ObjectKind::OffloadPreference | ObjectKind::TrafficPriority => 6,
         ObjectKind::ServiceAccount => 6,
     }
 }

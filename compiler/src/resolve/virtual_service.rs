@@ -1,23 +1,33 @@
-//! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none
-//! does if an HTTPRoute or a GRPCRoute routes it.
+//! Resolves VirtualServices (Istio) for the mesh and for Gateways. In the mesh, only the oldest one
+//! routes a service, and none does if an HTTPRoute or a GRPCRoute routes it. On a Gateway, those of
+//! one host are merged. `delegate` merges the rules of delegates, and `route_point` decides what
+//! differs between the mesh and a Gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_attachment::{BindingProblem, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::{Namespace, ServiceKey};
+use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::istio::{
     Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 use canal_model::program::{
-    Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
+    Backend, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteObject,
+    RouteRule, TextMatch,
 };
 use canal_model::route_filters::RouteAnswer;
 
+use super::delegate::{
+    DelegateIndex, EffectiveRule, OTHER_PROTOCOLS, fault_outside_rules, is_delegate,
+    is_exported_to, is_within,
+};
 use super::destination::DestinationIndex;
+use super::ingress::Ingress;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
+use super::route_point::{NeverMatches, RoutePoint};
 use super::tenant_objects::Sourced;
 use super::{backend_filters, route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -28,91 +38,357 @@ use crate::names;
 use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
-/// The name that stands for all clients in the mesh among an object's gateways.
-const MESH: &str = "mesh";
+/// The objects that all VirtualServices of a tenant share.
+struct VirtualServices<'a> {
+    to: &'a DestinationIndex<'a>,
+    delegates: DelegateIndex<'a>,
+    /// Services that routes of Gateway API route.
+    of_gateway_api: &'a BTreeSet<ServiceKey>,
+    /// The VirtualService that routes a service in the mesh.
+    claimed_by: BTreeMap<ServiceKey, String>,
+    /// Bytes that regular expressions on a Gateway may still use.
+    regex_bytes_left: BTreeMap<ServiceKey, usize>,
+    rules: Vec<RouteRule>,
+}
 
+/// Returns the rules of all VirtualServices, and puts those that name Gateways on their listeners.
 pub(crate) fn resolve(
     declared: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
+    ingress: &mut Ingress,
     taken: &BTreeSet<ServiceKey>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<RouteRule> {
-    let mut claimed_by: BTreeMap<ServiceKey, String> = BTreeMap::new();
-    let mut rules = Vec::new();
-    let mut add = |rule| {
-        let is_within = budget.add_rule(&rule);
-        // The caller drops all rules once the budget is exceeded, so one too many does no harm.
-        rules.push(rule);
-        is_within
+    let mut all = VirtualServices {
+        to,
+        delegates: DelegateIndex::new(declared),
+        of_gateway_api: taken,
+        claimed_by: BTreeMap::new(),
+        regex_bytes_left: BTreeMap::new(),
+        rules: Vec::new(),
     };
-    for virtual_service in declared {
-        if !is_for_mesh(virtual_service, report) {
+    for sourced in declared {
+        if is_delegate(sourced) {
+            let metadata = &sourced.object.metadata;
+            if !all.delegates.is_named(&metadata.namespace, &metadata.name) {
+                let problem = "the object names no host, and no other one delegates to it";
+                let fix = "write a Service's name, or name the object in the delegate of another";
+                report.warning(
+                    Code::UnresolvedHost,
+                    sourced.document,
+                    "spec.hosts",
+                    problem,
+                    fix,
+                );
+            }
             continue;
         }
-        for (field, key) in services(virtual_service, to, report) {
-            if taken.contains(&key) {
+        check_host_count(sourced, report);
+        // The resources exceed their limit, so the rest is not compiled.
+        if !all.add_to_mesh(sourced, budget, report)
+            || !all.add_to_gateways(sourced, ingress, budget, report)
+        {
+            break;
+        }
+    }
+    all.rules
+}
+
+fn check_host_count(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) {
+    let count = sourced.object.spec.hosts.len();
+    if count > HOSTS_PER_ROUTE_MAX {
+        let problem = format!(
+            "the object has {count} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out"
+        );
+        report.refuse_excess(sourced.document, "spec.hosts", problem, "split the object");
+    }
+}
+
+impl VirtualServices<'_> {
+    /// Adds the rules of an object for the services that its hosts name. Returns false if the budget
+    /// is exceeded.
+    fn add_to_mesh(
+        &mut self,
+        sourced: &Sourced<'_, VirtualService>,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> bool {
+        let gateways = &sourced.object.spec.gateways;
+        // An object without gateways applies to the mesh, as in Istio.
+        if !gateways.is_empty() && !gateways.iter().any(|gateway| gateway == MESH) {
+            return true;
+        }
+        for (field, key) in services(sourced, self.to, report) {
+            if self.of_gateway_api.contains(&key) {
                 let problem = format!(
                     "an HTTPRoute or GRPCRoute routes {}/{} already, so this object does not",
                     key.namespace, key.name
                 );
                 report.error(
                     Code::RouteConflict,
-                    virtual_service.document,
+                    sourced.document,
                     field,
                     problem,
                     "write everything in one of the two",
                 );
-            } else if let Some(older) = claimed_by.get(&key) {
+            } else if let Some(older) = self.claimed_by.get(&key) {
                 let problem = format!(
                     "{older} routes {}/{} already, so this object does not",
                     key.namespace, key.name
                 );
                 report.error(
                     Code::RouteConflict,
-                    virtual_service.document,
+                    sourced.document,
                     field,
                     problem,
                     "write everything in one VirtualService",
                 );
-            } else if let Some(service) = to.services.get(&key) {
-                let mut has_rules = false;
-                let is_within = attach(virtual_service, service, to, report, &mut |rule| {
-                    has_rules = true;
-                    add(rule)
-                });
-                // The resources exceed their limit, so the rest is not compiled.
-                if !is_within {
-                    return rules;
+            } else if let Some(service) = self.to.services.get(&key) {
+                let mut point = RoutePoint::of_service(service);
+                let before = self.rules.len();
+                if !self.attach(sourced, &mut point, budget, report) {
+                    return false;
                 }
                 // An object without rules for HTTP in the mesh leaves the Service to another one.
-                if has_rules {
-                    claimed_by.insert(key, virtual_service.document.object.key().to_string());
+                if self.rules.len() > before {
+                    let name = sourced.document.object.key().to_string();
+                    self.claimed_by.insert(key, name);
                 }
             }
         }
+        true
     }
-    rules
+
+    /// Adds the rules of an object for the Gateways that it names. Returns false if the budget is
+    /// exceeded.
+    fn add_to_gateways(
+        &mut self,
+        sourced: &Sourced<'_, VirtualService>,
+        ingress: &mut Ingress,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> bool {
+        if has_no_http(sourced) && fault_outside_rules(sourced).is_none() {
+            return true;
+        }
+        let written = sourced.object.spec.gateways.iter().enumerate();
+        let mut hosts = None;
+        let mut seen: BTreeSet<(Namespace, ObjectName)> = BTreeSet::new();
+        for (at, written) in written.filter(|(_, written)| *written != MESH) {
+            let field = format!("spec.gateways[{at}]");
+            let metadata = &sourced.object.metadata;
+            let gateway = match gateway_name(&metadata.namespace, written) {
+                Ok(gateway) if seen.contains(&gateway) => continue,
+                Ok(_) if seen.len() == LISTENER_PARENTS_PER_ROUTE_MAX => {
+                    let problem = format!(
+                        "the object names more than {LISTENER_PARENTS_PER_ROUTE_MAX} Gateways; this one and those behind it are left out"
+                    );
+                    report.refuse_excess(sourced.document, field, problem, "split the object");
+                    break;
+                }
+                Ok(gateway) => gateway,
+                Err(problem) => {
+                    let fix = "write the name of a Gateway, or namespace/name";
+                    report.error(Code::InvalidValue, sourced.document, field, problem, fix);
+                    continue;
+                }
+            };
+            seen.insert(gateway.clone());
+            if !is_exported_to(sourced, &gateway.0) {
+                let problem = format!("the object is not exported to namespace {}", gateway.0);
+                let fix = "add the Gateway's namespace to exportTo, or remove the Gateway";
+                report.warning(Code::RouteNotAllowed, sourced.document, field, problem, fix);
+                continue;
+            }
+            // Another controller's Gateway may take hosts that Canal does not.
+            let is_own = ingress.listeners.of_istio(&gateway.0, &gateway.1).is_some();
+            let hosts: &[Option<HostMatch>] = match is_own {
+                true => hosts.get_or_insert_with(|| gateway_hosts(sourced, report)),
+                false => &[],
+            };
+            let bound = ingress
+                .listeners
+                .bind(&gateway, &metadata.namespace, hosts, at);
+            let attachments = match bound {
+                Ok(attachments) => attachments,
+                Err(found) if found.code == Code::LimitExceeded => {
+                    report.refuse_excess(sourced.document, field, found.problem, found.fix);
+                    continue;
+                }
+                Err(found) => {
+                    let BindingProblem { code, problem, fix } = found;
+                    report.warning(code, sourced.document, field, problem, fix);
+                    continue;
+                }
+            };
+            // All servers with the object's hosts are closed or redirect.
+            let Some(first) = attachments.first() else {
+                continue;
+            };
+            let service = first.gateway.clone();
+            let ports = ingress.ports_of(&gateway, &attachments);
+            let object = RouteObject {
+                namespace: metadata.namespace.clone(),
+                name: metadata.name.clone(),
+                kind: sourced.document.object.kind().as_str().to_owned(),
+            };
+            for attachment in attachments {
+                if !budget.add_attachment(&attachment.hosts) {
+                    return false;
+                }
+                ingress.attachments.push((object.clone(), attachment));
+            }
+            let left = self.regex_bytes_left.get(&service).copied();
+            let left = left.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
+            let mut point = RoutePoint::of_gateway(&service, gateway, ports, left);
+            if !self.attach(sourced, &mut point, budget, report) {
+                return false;
+            }
+            let left = point.regex_bytes_left;
+            self.regex_bytes_left.insert(service, left);
+        }
+        true
+    }
+
+    /// Attaches the rules of the object to one service or Gateway. Returns false if the budget is
+    /// exceeded.
+    fn attach(
+        &mut self,
+        sourced: &Sourced<'_, VirtualService>,
+        point: &mut RoutePoint<'_>,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> bool {
+        let spec = &sourced.object.spec;
+        let mut broken = fault_outside_rules(sourced);
+        if has_no_http(sourced) && broken.is_none() {
+            return true;
+        }
+        let count = self.delegates.count_rules(sourced);
+        if count > RULES_PER_ROUTE_MAX {
+            let problem = format!("the object has {count} rules, more than {RULES_PER_ROUTE_MAX}");
+            broken.get_or_insert_with(|| problem.clone());
+            report.refuse_excess(sourced.document, "spec.http", problem, "use fewer rules");
+        }
+        if let Some(problem) = point.audience_problem(sourced) {
+            broken.get_or_insert_with(|| format!("spec.exportTo: {problem}"));
+            let fix = "remove the field: routes apply to all clients of the tenant";
+            report.error(
+                Code::UnsupportedField,
+                sourced.document,
+                "spec.exportTo",
+                problem,
+                fix,
+            );
+        }
+        let mut regexes = RegexBudget {
+            bytes_left: point.regex_bytes_left,
+            copies: point.rule_copies(),
+            service: format!("{}/{}", point.service.namespace, point.service.name),
+            gateways: Vec::new(),
+        };
+        // A broken object refuses all requests, even if none of its rules could be read.
+        let implied = spec
+            .http
+            .is_empty()
+            .then(|| EffectiveRule::implied(sourced));
+        let delegates = &self.delegates;
+        let written = implied.into_iter().chain(delegates.rules_of(sourced));
+        let mut is_within = true;
+        for (at, rule) in written.enumerate() {
+            let mut reading = RuleContext {
+                document: rule.document,
+                field: rule.field.clone(),
+                report,
+                broken: broken.clone().or_else(|| rule.broken.clone()),
+                refusal_status: STATUS_BROKEN,
+                regexes: &mut regexes,
+            };
+            if let Some(problem) = &rule.problem {
+                let issue = FieldIssue::new("", problem.problem.clone(), problem.fix)
+                    .with_code(problem.code);
+                if problem.drops_rule {
+                    reading.warning(problem.field, issue);
+                    continue;
+                }
+                reading.broken(problem.field, issue);
+            }
+            let rules = &mut self.rules;
+            is_within = attach_rule(
+                (sourced, at, &rule),
+                point,
+                self.to,
+                &mut reading,
+                &mut |it| {
+                    let is_within = budget.add_rule(&it);
+                    // The caller drops all rules once the budget is exceeded, so one too many does no
+                    // harm.
+                    rules.push(it);
+                    is_within
+                },
+            );
+            if !is_within {
+                break;
+            }
+        }
+        point.regex_bytes_left = regexes.bytes_left;
+        is_within
+    }
 }
 
-fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
-    let gateways = &sourced.object.spec.gateways;
-    if let Some((at, other)) = gateways
-        .iter()
-        .enumerate()
-        .find(|(_, gateway)| *gateway != MESH)
-    {
-        let problem =
-            format!("gateway {other:?} is not supported in this version; `mesh` is the only one");
-        report.error(
-            Code::UnsupportedGateway,
-            sourced.document,
-            format!("spec.gateways[{at}]"),
-            problem,
-            "write mesh or remove the field",
-        );
+/// Attaches one rule of an object to one service or Gateway. Returns false as soon as `add` does.
+fn attach_rule(
+    (sourced, at, rule): (&Sourced<'_, VirtualService>, usize, &EffectiveRule<'_>),
+    point: &mut RoutePoint<'_>,
+    to: &DestinationIndex<'_>,
+    reading: &mut RuleContext<'_>,
+    add: &mut dyn FnMut(RouteRule) -> bool,
+) -> bool {
+    let mut effects = RouteEffects::of_virtual_service(&rule.written, reading);
+    let answer = route_answers::of_virtual_service(&rule.written, reading);
+    let groups = groups((sourced, at, rule), point, reading);
+    let fans_out = fans_out(rule.namespace, &rule.written, to);
+    let fans_out = fans_out && point.can_fan_out(reading);
+    for (number, (group, matches)) in groups.iter().enumerate() {
+        let part = part_of(number, groups.len());
+        for port in rule_ports(group.port, fans_out, &point.ports) {
+            // A rule for all ports has no destination that follows the dialled port.
+            let dialled = port.or(point.ports.first().copied()).unwrap_or_default();
+            let action = action(rule, &answer, dialled, to, reading);
+            let resolve = |mirror: &Destination| to.of_destination(rule.namespace, mirror, dialled);
+            let mirrors = route_mirrors::of_virtual_service(&rule.written, &resolve, reading);
+            effects.set_mirrors(mirrors);
+            let action = effects.guard(action, reading);
+            let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
+            let metadata = &sourced.object.metadata;
+            let name = point.name_in(&metadata.namespace);
+            let mut rule = RouteRule {
+                key: RouteKey {
+                    tenant: point.service.tenant.clone(),
+                    kind: sourced.document.object.kind().as_str().to_owned(),
+                    namespace: metadata.namespace.clone(),
+                    name: metadata.name.clone(),
+                    rule: format!("{name}{suffix}.{at}{part}"),
+                },
+                parent: point.service.clone(),
+                parent_port: port,
+                hosts: group.hosts.clone(),
+                matches: matches.clone(),
+                action,
+                filters: None,
+                attempts: None,
+                faults: None,
+                cors: None,
+                mirrors: Vec::new(),
+            };
+            effects.apply(&mut rule);
+            if !add(rule) {
+                return false;
+            }
+        }
     }
-    gateways.is_empty() || gateways.iter().any(|gateway| gateway == MESH)
+    true
 }
 
 /// Returns the services that the hosts name, each once.
@@ -125,35 +401,21 @@ fn services(
         &sourced.object.spec.hosts,
         &sourced.object.metadata.namespace,
     );
-    if hosts.is_empty() && sourced.fault("spec.hosts").is_none() {
-        report.error(
-            Code::MissingField,
-            sourced.document,
-            "spec.hosts",
-            "the object names no host",
-            "write a Service's name",
-        );
-    }
-    if hosts.len() > HOSTS_PER_ROUTE_MAX {
-        let problem = format!(
-            "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
-            hosts.len()
-        );
-        report.refuse_excess(sourced.document, "spec.hosts", problem, "split the object");
-    }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
+    // `check_host_count` reports the rest.
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.hosts[{at}]");
         let Some(key) =
             names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
         else {
             let problem = format!("{host:?} is not a service of this tenant");
-            report.error(Code::UnresolvedHost,
-                sourced.document,
-                field,
-                problem,
-                "write a Service's name, or name.namespace; other hosts are not supported in this version",
-            );
+            let fix = "write a Service's name, or name.namespace; other hosts are not supported in this version";
+            // The host may be meant for the object's Gateways only.
+            if sourced.object.spec.gateways.len() > 1 {
+                report.warning(Code::UnresolvedHost, sourced.document, field, problem, fix);
+            } else {
+                report.error(Code::UnresolvedHost, sourced.document, field, problem, fix);
+            }
             continue;
         };
         if key.namespace != *own {
@@ -177,29 +439,6 @@ fn services(
     found
 }
 
-/// Rules for connections that are no HTTP. A fault in them leaves the rules of `http` as they are.
-const OTHER_PROTOCOLS: [&str; 2] = ["spec.tcp", "spec.tls"];
-
-/// Returns the fault of the object that belongs to no rule and so breaks all of them.
-fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> {
-    let mut faults = sourced.document.faults.iter();
-    let outside = faults.find(|f| {
-        f.field.starts_with("spec")
-            && !f.field.starts_with("spec.http[")
-            && !OTHER_PROTOCOLS
-                .iter()
-                .any(|field| is_within(&f.field, field))
-    });
-    outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
-}
-
-/// Returns true for the field `outer` itself, and for what is inside it.
-fn is_within(field: &str, outer: &str) -> bool {
-    field
-        .strip_prefix(outer)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-}
-
 /// Returns whether the object has rules only for connections that are no HTTP. HTTP requests then
 /// go to the service that was dialled, as in Istio.
 fn has_no_http(sourced: &Sourced<'_, VirtualService>) -> bool {
@@ -212,94 +451,34 @@ fn has_no_http(sourced: &Sourced<'_, VirtualService>) -> bool {
         && OTHER_PROTOCOLS.into_iter().any(is_written)
 }
 
-/// Attaches the rules of the object to one service. Returns false as soon as `add` does.
-fn attach(
+/// Returns the hosts of an object as Gateways compare them: a short name is that of a service of the
+/// object's namespace.
+fn gateway_hosts(
     sourced: &Sourced<'_, VirtualService>,
-    service: &Service,
-    to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
-    add: &mut dyn FnMut(RouteRule) -> bool,
-) -> bool {
-    let spec = &sourced.object.spec;
-    let mut broken = fault_outside_rules(sourced);
-    if has_no_http(sourced) && broken.is_none() {
-        return true;
-    }
-    if spec.http.len() > RULES_PER_ROUTE_MAX {
-        let problem = format!(
-            "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",
-            spec.http.len()
-        );
-        broken.get_or_insert_with(|| problem.clone());
-        report.refuse_excess(sourced.document, "spec.http", problem, "use fewer rules");
-    }
-    let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
-    let mut regexes = RegexBudget {
-        bytes_left: REGEXES_PER_SERVICE_BYTES_MAX,
-        copies: ports.len().max(1),
-        service: format!("{}/{}", service.key.namespace, service.key.name),
-        gateways: Vec::new(),
-    };
-    // A broken object refuses all requests, even if none of its rules could be read.
-    let implied = [VirtualServiceRoute::default()];
-    let written = if spec.http.is_empty() {
-        &implied
-    } else {
-        spec.http.as_slice()
-    };
-    for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
-        let field = format!("spec.http[{at}]");
-        let mut faults = sourced.document.faults.iter();
-        let fault = faults.find(|f| f.field.starts_with(&field));
-        let broken = broken
-            .clone()
-            .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = RuleContext {
-            document: sourced.document,
-            field,
-            report,
-            broken,
-            refusal_status: STATUS_BROKEN,
-            regexes: &mut regexes,
+) -> Vec<Option<HostMatch>> {
+    let own = &sourced.object.metadata.namespace;
+    let mut hosts = BTreeSet::new();
+    let written = sourced.object.spec.hosts.iter().enumerate();
+    for (at, host) in written.take(HOSTS_PER_ROUTE_MAX) {
+        let parsed = match host.as_str() {
+            "*" => Ok(None),
+            name if !name.contains('.') => {
+                let name = format!("{name}.{own}.svc.{}", names::CLUSTER_DOMAIN);
+                names::host_match(&name).map(Some)
+            }
+            name => names::host_match(name).map(Some),
         };
-        let mut effects = RouteEffects::of_virtual_service(rule, &mut reading);
-        let answer = route_answers::of_virtual_service(rule, &mut reading);
-        let groups = groups(at, rule, service, &mut reading);
-        let namespace = &sourced.object.metadata.namespace;
-        let fans_out = fans_out(namespace, rule, to);
-        for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = part_of(number, groups.len());
-            for port in rule_ports(group.port, fans_out, &ports) {
-                // A rule for all ports has no destination that follows the dialled port.
-                let dialled = port.or(ports.first().copied()).unwrap_or_default();
-                let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
-                let resolve = |mirror: &Destination| to.of_destination(namespace, mirror, dialled);
-                let mirrors = route_mirrors::of_virtual_service(rule, &resolve, &mut reading);
-                effects.set_mirrors(mirrors);
-                let action = effects.guard(action, &mut reading);
-                let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
-                let rule = format!("{}{suffix}.{at}{part}", service.key.name);
-                let mut rule = RouteRule {
-                    key: key(sourced, service, rule),
-                    parent: service.key.clone(),
-                    parent_port: port,
-                    hosts: group.hosts.clone(),
-                    matches: matches.clone(),
-                    action,
-                    filters: None,
-                    attempts: None,
-                    faults: None,
-                    cors: None,
-                    mirrors: Vec::new(),
-                };
-                effects.apply(&mut rule);
-                if !add(rule) {
-                    return false;
-                }
+        match parsed {
+            Ok(host) => drop(hosts.insert(host)),
+            Err(problem) => {
+                let fix = "write a name such as www.example.com, *.example.com or \"*\"";
+                let field = format!("spec.hosts[{at}]");
+                report.error(Code::InvalidHostname, sourced.document, field, problem, fix);
             }
         }
     }
-    true
+    hosts.into_iter().collect()
 }
 
 /// Returns whether each port needs a rule of its own: a destination or mirror without a port has the
@@ -332,20 +511,9 @@ fn rule_ports(matched: Option<u16>, fans_out: bool, ports: &[u16]) -> Vec<Option
     }
 }
 
-fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
-    let metadata = &sourced.object.metadata;
-    RouteKey {
-        tenant: service.key.tenant.clone(),
-        kind: "VirtualService".to_owned(),
-        namespace: metadata.namespace.clone(),
-        name: metadata.name.clone(),
-        rule,
-    }
-}
-
 fn action(
-    sourced: &Sourced<'_, VirtualService>,
-    (written, answer): (&VirtualServiceRoute, &Option<RouteAnswer>),
+    written: &EffectiveRule<'_>,
+    answer: &Option<RouteAnswer>,
     dialled: u16,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
@@ -353,15 +521,12 @@ fn action(
     if let Some(answer) = answer {
         return rule.answer(answer.clone());
     }
-    let is_alone = written.route.len() == 1;
-    let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
-    for (at, share) in written.route.iter().enumerate() {
+    let route = &written.written.route;
+    let is_alone = route.len() == 1;
+    let mut backends: Vec<Backend> = Vec::with_capacity(route.len());
+    for (at, share) in route.iter().enumerate() {
         let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
-        let target = to.of_destination(
-            &sourced.object.metadata.namespace,
-            &share.destination,
-            dialled,
-        );
+        let target = to.of_destination(written.namespace, &share.destination, dialled);
         let field = format!("route[{at}]");
         let mut backend = rule.backend(&field, weight, target);
         backend_filters::add_headers(&mut backend, share.headers.as_ref(), &field, rule);
@@ -380,17 +545,16 @@ struct RouteGroup {
 /// Groups the rule's matches by the port and host that they require, because a route rule has these
 /// only once.
 fn groups(
-    place: usize,
-    written: &VirtualServiceRoute,
-    service: &Service,
+    (sourced, place, written): (&Sourced<'_, VirtualService>, usize, &EffectiveRule<'_>),
+    point: &mut RoutePoint<'_>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<(RouteGroup, Vec<HttpMatch>)> {
     // A rule without `match` matches every request.
     let implied = [HttpMatchRequest::default()];
-    let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() {
+    let mut conditions: &[HttpMatchRequest] = if written.written.matches.is_empty() {
         &implied
     } else {
-        &written.matches
+        &written.written.matches
     };
     if conditions.len() > MATCHES_PER_RULE_MAX {
         let problem = format!(
@@ -407,31 +571,17 @@ fn groups(
     let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
-        if !condition.gateways.is_empty() && !condition.gateways.iter().any(|g| g == MESH) {
-            let problem =
-                "the match holds at gateways only, which are not supported in this version";
-            rule.warning(
-                &field,
-                FieldIssue::new("gateways", problem, "write mesh too, or remove the match")
-                    .with_code(Code::MatchNeverApplies),
-            );
+        if !point.is_meant(written.namespace, &condition.gateways, &field, rule) {
             continue;
         }
-        let port = condition.port.map(std::num::NonZeroU16::get);
-        if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
-            let problem = format!(
-                "Service {}/{} has no TCP port {port}, so this never matches",
-                service.key.namespace, service.key.name
-            );
-            rule.warning(
-                &field,
-                FieldIssue::new("port", problem, "correct the port or remove the match")
-                    .with_code(Code::MatchNeverApplies),
-            );
-            continue;
-        }
+        let port = match point.port_of(condition, &field, rule) {
+            Ok(port) => port,
+            Err(NeverMatches) => continue,
+        };
         let hosts = authority(&field, condition, rule);
-        let http = http_match(&field, place, at, condition, rule);
+        let order = precedence::istio(sourced.document, [place, at]);
+        let mut http = http_match(&field, condition, order, rule);
+        point.sort(&mut http, sourced.document, &hosts);
         groups
             .entry(RouteGroup { port, hosts })
             .or_default()
@@ -492,9 +642,8 @@ fn authority(
 
 fn http_match(
     field: &str,
-    place: usize,
-    at: usize,
     written: &HttpMatchRequest,
+    precedence: Precedence,
     rule: &mut RuleContext<'_>,
 ) -> HttpMatch {
     // A rule with a broken path refuses every request that it might have matched.
@@ -539,7 +688,7 @@ fn http_match(
         .map(|(name, condition)| (format!(".{name}"), text(name), value(condition)));
     let query = conditions(rule, &format!("{field}.queryParams"), query);
     HttpMatch {
-        precedence: precedence::istio(rule.document, [place, at]),
+        precedence,
         path: uri,
         method,
         headers,

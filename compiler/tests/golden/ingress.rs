@@ -1,24 +1,34 @@
 //! Parses and answers the requests of `#>` directives: `METHOD GATEWAY:PORT[,SNI] HOST TARGET
-//! [header:value …]`. With a server name the connection has TLS; `-` stands for none.
+//! [header:value …]`. With a server name the connection has TLS; `-` stands for none. A Gateway of
+//! Istio has the prefix `istio:`. `CONNECTION GATEWAY:PORT[,SNI]` is a connection whose bytes are
+//! relayed.
 
 use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{
     ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of,
 };
-use canal_model::ingress::gateway_service;
+use canal_compiler::oracle_relay::{self, RelayVerdict};
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::ingress::{gateway_service, istio_gateway_service};
 
 use super::{parse_headers, verdict_text};
 
+type ServiceFn = fn(&TenantName, &Namespace, &ObjectName) -> Option<ServiceKey>;
+
 pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let words: Vec<&str> = arrival.split_whitespace().collect();
-    let [method, gateway, host, target, headers @ ..] = words.as_slice() else {
-        panic!("{arrival:?} is not a request")
+    let (method, gateway, rest) = match words.as_slice() {
+        [method @ "CONNECTION", gateway] => (*method, *gateway, None),
+        [method, gateway, host, target, headers @ ..] => {
+            (*method, *gateway, Some((*host, *target, headers)))
+        }
+        _ => panic!("{arrival:?} is not a request"),
     };
     let (gateway, transport) = match gateway.split_once(',') {
-        None => (*gateway, ArrivalTransport::Plaintext),
+        None => (gateway, ArrivalTransport::Plaintext),
         // `-` stands for a TLS client that sends no server name.
         Some((gateway, "-")) => (gateway, ArrivalTransport::Tls(None)),
         Some((gateway, name)) => (gateway, ArrivalTransport::Tls(Some(name))),
@@ -28,23 +38,29 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let found = match gateway.parse::<IpAddr>() {
         Ok(address) => gateway_at(ir, address),
         Err(_) => {
+            let (service, gateway) = match gateway.strip_prefix("istio:") {
+                Some(gateway) => (istio_gateway_service as ServiceFn, gateway),
+                None => (gateway_service as ServiceFn, gateway),
+            };
             let (namespace, name) = gateway.split_once('/').unwrap();
             let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
-            gateway_of(
-                ir,
-                &gateway_service(&ir.tenant.name, &namespace, &name).unwrap(),
-            )
+            gateway_of(ir, &service(&ir.tenant.name, &namespace, &name).unwrap())
         }
     };
     let Some(found) = found else {
         return format!("{arrival}\n  => no such Gateway\n");
     };
+    let port = port.parse().unwrap();
+    let Some((host, target, headers)) = rest else {
+        let verdict = relay_text(ir, oracle_relay::decide(found, transport, port));
+        return format!("{arrival}\n  => {verdict}\n");
+    };
     let request = OracleRequest {
         service: found.service.clone(),
-        port: port.parse().unwrap(),
-        host: (*host).to_owned(),
-        method: (*method).to_owned(),
-        target: (*target).to_owned(),
+        port,
+        host: host.to_owned(),
+        method: method.to_owned(),
+        target: target.to_owned(),
         headers: parse_headers(headers),
     };
     let verdict = match decide(found, transport, &request) {
@@ -62,4 +78,31 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         }
     };
     format!("{arrival}\n  => {verdict}\n")
+}
+
+fn relay_text(ir: &Ir, verdict: RelayVerdict) -> String {
+    match verdict {
+        RelayVerdict::NoListener => "no listener that relays".to_owned(),
+        RelayVerdict::WrongTransport => "reset, the port has the other transport".to_owned(),
+        RelayVerdict::NoServerName => "no handshake, no listener has the server name".to_owned(),
+        RelayVerdict::ClosedToHandshakes(fault) => {
+            format!("no handshake, closed {}", fault.reason.as_str())
+        }
+        RelayVerdict::NoRoute => "reset, no open listener has the server name".to_owned(),
+        RelayVerdict::Relayed {
+            listener,
+            is_terminated,
+            verdict,
+        } => {
+            let how = match is_terminated {
+                true => "terminated",
+                false => "as it is",
+            };
+            let text = match verdict {
+                RoutingVerdict::NoRule => "reset, no route has the server name".to_owned(),
+                verdict => verdict_text(ir, verdict),
+            };
+            format!("{listener}, {how}: {text}")
+        }
+    }
 }

@@ -380,6 +380,7 @@ impl CatalogWriter {
             .map(Resource::Bundle)
             .into_iter()
             .collect();
+        // At the first publication the provider has no state yet.
         let provider = self.catalog.provider.take().unwrap_or_else(|| {
             let nothing = CompiledTenant::of_provider(Vec::new());
             Arc::new(TenantCatalog::next(None, nothing, generation))

@@ -70,6 +70,7 @@ impl AppliedObjects {
             .diagnostics
             .into_iter()
             .find(|d| d.severity == Severity::Error);
+        // A row holds one object.
         match parsed.documents.into_iter().next() {
             Some(document) => {
                 let to = StoredObjectKey {
@@ -171,6 +172,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::TlsRoute(o) => &mut o.metadata,
         Object::TcpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,
+        Object::IstioGateway(o) => &mut o.metadata,
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,
@@ -187,6 +189,8 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Federation(o) => &mut o.metadata,
         Object::KeyServer(o) => &mut o.metadata,
         Object::Termination(o) => &mut o.metadata,
+        Object::OffloadPreference(o) => &mut o.metadata,
+        Object::TrafficPriority(o) => &mut o.metadata,
     }
 }
 

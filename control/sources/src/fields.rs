@@ -303,17 +303,90 @@ const SESSION_PERSISTENCE: KnownField = left_out(
     KEEP_OR_REMOVE,
 );
 
-const VIRTUAL_SERVICE: [KnownField; 15] = [
+/// Settings of the gateway's own files, and of clients' certificates.
+const SERVER_FILES: &str = "certificates are read from Secrets only";
+const SERVER_FILES_FIX: &str = "name a Secret in credentialName";
+const SERVER_CIPHERS: &str = "Canal serves TLS 1.2 and 1.3 with ciphers of its own choice";
+
+const ISTIO_GATEWAY: [KnownField; 16] = [
+    unless(
+        "spec.servers[].bind",
+        "0.0.0.0",
+        "a Gateway has one address, which Canal chooses",
+        REMOVE,
+    ),
+    left_out(
+        "spec.servers[].defaultEndpoint",
+        "default endpoints have no effect, as in Istio",
+        REMOVE,
+    ),
+    left_out(
+        "spec.servers[].port.targetPort",
+        "target ports have no effect, as in Istio",
+        REMOVE,
+    ),
+    never(
+        "spec.servers[].tls.serverCertificate",
+        SERVER_FILES,
+        SERVER_FILES_FIX,
+    ),
+    never(
+        "spec.servers[].tls.privateKey",
+        SERVER_FILES,
+        SERVER_FILES_FIX,
+    ),
+    never(
+        "spec.servers[].tls.tlsCertificates",
+        SERVER_FILES,
+        SERVER_FILES_FIX,
+    ),
+    never(
+        "spec.servers[].tls.caCertificates",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never(
+        "spec.servers[].tls.caCertCredentialName",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never("spec.servers[].tls.caCrl", CLIENT_CERTIFICATES, REMOVE),
+    never("spec.servers[].tls.crl", CLIENT_CERTIFICATES, REMOVE),
+    never(
+        "spec.servers[].tls.subjectAltNames",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never(
+        "spec.servers[].tls.verifyCertificateSpki",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never(
+        "spec.servers[].tls.verifyCertificateHash",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    unless(
+        "spec.servers[].tls.minProtocolVersion",
+        "TLSV1_2",
+        SERVER_CIPHERS,
+        "write TLSV1_2 or remove the field",
+    ),
+    unless(
+        "spec.servers[].tls.maxProtocolVersion",
+        "TLSV1_3",
+        SERVER_CIPHERS,
+        "write TLSV1_3 or remove the field",
+    ),
+    never("spec.servers[].tls.cipherSuites", SERVER_CIPHERS, REMOVE),
+];
+
+const VIRTUAL_SERVICE: [KnownField; 13] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
         "use rewrite.uri",
-    ),
-    unless(
-        "spec.exportTo",
-        "*",
-        "a limited audience is not supported in this version",
-        "remove the field: routes apply to all clients of the tenant",
     ),
     never(
         "spec.tls",
@@ -329,11 +402,6 @@ const VIRTUAL_SERVICE: [KnownField; 15] = [
         "spec.http[].directResponse.body.bytes",
         "direct responses of bytes are not supported in this version",
         "write body.string",
-    ),
-    never(
-        "spec.http[].delegate",
-        "delegation is not supported in this version",
-        "write the rules in this object",
     ),
     left_out(
         "spec.http[].fault.delay.exponentialDelay",
@@ -446,6 +514,7 @@ pub(crate) fn classify_field(
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::GrpcRoute => &GRPC_ROUTE,
         ObjectKind::UdpRoute | ObjectKind::TlsRoute | ObjectKind::TcpRoute => &RELAY_ROUTE,
+        ObjectKind::IstioGateway => &ISTIO_GATEWAY,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod
@@ -466,6 +535,8 @@ pub(crate) fn classify_field(
         | ObjectKind::Federation
         | ObjectKind::KeyServer
         | ObjectKind::Termination
+        | ObjectKind::OffloadPreference
+        | ObjectKind::TrafficPriority
         | ObjectKind::PeerAuthentication => &[],
         ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
         ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,
@@ -541,8 +612,8 @@ mod tests {
                 "Local",
                 false,
             ),
-            (ObjectKind::VirtualService, "spec.exportTo", "['*']", true),
-            (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
+            (ObjectKind::DestinationRule, "spec.exportTo", "['*']", true),
+            (ObjectKind::DestinationRule, "spec.exportTo", "['.']", false),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),

@@ -86,7 +86,7 @@ pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, Unkno
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = ObjectKind::ALL
         .into_iter()
-        .find(|k| k.as_str() == kind && group_of(*k) == group);
+        .find(|k| k.yaml_kind() == kind && group_of(*k) == group);
     match known {
         Some(known) if known.api_versions().contains(&api_version) => Ok(known),
         Some(known) => Err(UnknownKindAction::OtherVersion(known)),
@@ -129,9 +129,9 @@ mod tests {
                 Ok(ObjectKind::Gateway),
             ),
             (
-                "networking.istio.io/v1",
+                "networking.istio.io/v1alpha3",
                 "Gateway",
-                Err(UnknownKindAction::Refused),
+                Ok(ObjectKind::IstioGateway),
             ),
             (
                 "gateway.networking.k8s.io/v1beta1",
@@ -142,21 +142,6 @@ mod tests {
                 "gateway.networking.k8s.io/v1alpha2",
                 "HTTPRoute",
                 Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute)),
-            ),
-            (
-                "gateway.networking.k8s.io/v1alpha2",
-                "UDPRoute",
-                Ok(ObjectKind::UdpRoute),
-            ),
-            (
-                "gateway.networking.k8s.io/v1",
-                "UDPRoute",
-                Ok(ObjectKind::UdpRoute),
-            ),
-            (
-                "gateway.networking.k8s.io/v1beta1",
-                "UDPRoute",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
             ),
             (
                 "networking.istio.io/v1alpha3",
@@ -205,6 +190,18 @@ mod tests {
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {
             assert_eq!(kind_of(api_version, kind), expected, "{api_version} {kind}");
+        }
+    }
+
+    #[test]
+    fn a_kind_has_the_versions_in_which_its_api_served_it() {
+        for (version, is_served) in [("v1", true), ("v1alpha2", true), ("v1beta1", false)] {
+            let kind = kind_of(&format!("gateway.networking.k8s.io/{version}"), "UDPRoute");
+            let expected = match is_served {
+                true => Ok(ObjectKind::UdpRoute),
+                false => Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
+            };
+            assert_eq!(kind, expected, "{version}");
         }
     }
 

@@ -412,6 +412,9 @@ impl DocumentReader<'_> {
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::ReferenceGrant),
+            ObjectKind::IstioGateway => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::IstioGateway),
             ObjectKind::VirtualService => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::VirtualService),
@@ -452,6 +455,12 @@ impl DocumentReader<'_> {
             ObjectKind::Termination => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::Termination),
+            ObjectKind::OffloadPreference => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::OffloadPreference),
+            ObjectKind::TrafficPriority => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::TrafficPriority),
         }
     }
 

@@ -293,6 +293,7 @@ impl SnapshotBuilder {
             ResourceKind::Authorization
             | ResourceKind::Authentication
             | ResourceKind::Authorizer => self.remove_policy(kind, name),
+            // The gateway stores nothing of the other kinds.
             _ => {}
         }
     }
@@ -479,6 +480,7 @@ impl SnapshotBuilder {
         });
         let party = match &identity {
             Some(identity) => WorkloadLabels::of_workload(workload, identity),
+            // The workload may arrive before its tenant, whose trust domain completes the identity.
             None => WorkloadLabels {
                 workload: workload.name.to_string(),
                 namespace: workload.namespace.to_string(),
@@ -652,6 +654,8 @@ impl SnapshotBuilder {
             policy_paths: service.policy_paths,
             guard,
             throttle,
+            // Clients inside the mesh have no proxies before this gateway, so none of their headers
+            // is trusted.
             trusted_proxies: gateway.as_ref().map_or(0, |it| it.trusted_proxies),
         });
         // In this order, so that no set is unused that both views use.
@@ -738,6 +742,11 @@ impl SnapshotBuilder {
     pub fn route_faults(&self) -> usize {
         self.faults.values().sum()
     }
+}
+
+fn is_in_subset(workload: &WorkloadView, subset: &Labels) -> bool {
+    let mut required = subset.iter();
+    required.all(|(key, value)| workload.labels.get(key) == Some(value))
 }
 
 /// Returns the host name of a service, also of one that is not stored.

@@ -261,6 +261,7 @@ impl TenantBuilds {
                 now.add(self.wait(tenant, change, generation, (jobs, compiled)));
             }
         }
+        // A change may have removed the last table for which a closed tenant waited.
         self.open_built();
         self.publish(&now, ready)
     }

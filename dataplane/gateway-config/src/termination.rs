@@ -17,13 +17,35 @@ pub enum PortTermination {
     /// The port of a Gateway that passes TLS through: the server name of the ClientHello is read, and
     /// nothing is terminated. Plaintext is refused.
     Passthrough,
+    /// The port of a Gateway that relays connections with TLS: the server name decides whether TLS is
+    /// terminated or passed through. Plaintext is refused.
+    Relay(ListenerTermination),
 }
 
-/// The listeners of a Gateway's port for HTTPS, by the server names that clients send.
+impl PortTermination {
+    /// True if the port is one of a Gateway that relays connections and reads no requests.
+    pub fn is_relaying(&self) -> bool {
+        matches!(
+            self,
+            PortTermination::Passthrough | PortTermination::Relay(_)
+        )
+    }
+}
+
+/// What happens to the TLS of one listener's clients.
+#[derive(Debug)]
+pub(crate) enum ListenerTls {
+    /// The listener terminates it. One that is closed has no terminator.
+    Terminated(Option<Arc<Terminator>>),
+    /// The listener relays it as it is.
+    Passed,
+}
+
+/// The listeners of a Gateway's port for TLS, by the server names that clients send.
 #[derive(Debug)]
 pub struct ListenerTermination {
-    /// Listeners by host. One that is closed has no terminator.
-    pub(crate) hosts: HostTable<Option<Arc<Terminator>>>,
+    /// What each listener does, by its host.
+    pub(crate) hosts: HostTable<ListenerTls>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
     pub clients: PortClients,
@@ -45,10 +67,21 @@ impl ListenerTermination {
     /// a name, only a listener for any host is one.
     pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(Some(terminator)) => ListenerChoice::Terminator(terminator),
-            Some(None) => ListenerChoice::NoCertificate,
+            Some(ListenerTls::Terminated(Some(terminator))) => {
+                ListenerChoice::Terminator(terminator)
+            }
+            Some(ListenerTls::Terminated(None) | ListenerTls::Passed) => {
+                ListenerChoice::NoCertificate
+            }
             None => ListenerChoice::NoListener,
         }
+    }
+
+    /// True if the most specific listener for a server name passes TLS through. The routes decide
+    /// then, which a closed listener has none of.
+    pub fn passes_through(&self, server_name: Option<&str>) -> bool {
+        let listener = self.hosts.get(server_name.unwrap_or_default().as_bytes());
+        matches!(listener, Some(ListenerTls::Passed))
     }
 }
 

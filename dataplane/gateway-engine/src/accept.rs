@@ -145,10 +145,12 @@ pub(crate) async fn run(
         tracing::error!(%error, "gateway: cannot pass the listeners to the redirector, so no session can arrive");
         ListenerFds::default()
     }));
+    // Once all workers have dropped theirs, the engine's start cannot wait for a dead worker.
     drop(opened);
     let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
     tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
     tokio::task::spawn_local(worker.scheduler.clone().rounds());
+    // One worker shows the gauges that belong to the whole process.
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
     let drained = Rc::downgrade(&worker);
@@ -186,6 +188,7 @@ pub(crate) async fn run(
     if let Some(log) = &worker.log {
         log.flush();
     }
+    // Without it the watchdog would report the ended worker as stuck.
     heartbeat.end();
 }
 

@@ -290,6 +290,7 @@ mod tests {
             budget: Rc::default(),
             turn: Default::default(),
         });
+        // 50 draws would meet each of four endpoints if all took part.
         let (now, mut random) = (Instant::now(), numbers());
         for _ in 0..50 {
             assert!(

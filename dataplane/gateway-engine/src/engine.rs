@@ -125,6 +125,8 @@ impl GatewayEngine {
         // The reserved addresses stay bound until every worker has opened its listeners.
         let mut listener_fds = ListenerFds::default();
         for _ in 0..workers.count() {
+            // An error means that a worker thread ended without a message. Only the first worker
+            // sends sockets.
             if let Ok(opened) = all.recv() {
                 listener_fds = ListenerFds {
                     hbone: listener_fds.hbone.or(opened.hbone),

@@ -182,8 +182,14 @@ pub(crate) fn is_relayed(worker: &Worker, session: &ClientSession) -> bool {
     let name = session.principal.server_name.as_deref();
     let connection = OpaqueConnection(name.unwrap_or_default());
     let port = &service.ports[*port];
-    let routes = service.routes.as_ref();
-    let routes = routes.filter(|_| port.protocol == AppProtocol::Tcp);
+    let is_accepted = match port.termination.as_deref() {
+        Some(PortTermination::Relay(listeners)) if session.tls => {
+            !listeners.passes_through(name) && session.principal.is_kept_by(&listeners.clients)
+        }
+        Some(PortTermination::Relay(listeners)) => listeners.passes_through(name),
+        _ => !session.tls && port.protocol == AppProtocol::Tcp,
+    };
+    let routes = service.routes.as_ref().filter(|_| is_accepted);
     routes.is_some_and(|routes| {
         let (outcome, _) = routes.decide(port.port, &connection, worker.random());
         outcome != RouteOutcome::Nowhere
@@ -217,7 +223,7 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
             !session.tls || !session.principal.is_kept_by(&listeners.clients)
         }
         // Requests cannot be read of connections that are relayed.
-        Some(PortTermination::Passthrough) => true,
+        Some(PortTermination::Passthrough | PortTermination::Relay(_)) => true,
         Some(PortTermination::Service(_)) => false,
         None => port.protocol == AppProtocol::Tcp && is_gateway_service(&service.names.key),
     }
@@ -230,19 +236,22 @@ fn is_misdirected<R: RoutableRequest>(
     resolved: &ResolvedDestination,
     request: &R,
 ) -> bool {
-    let ResolvedDestination::Service { service, port } = resolved else {
+    let ResolvedDestination::Service { service, port: at } = resolved else {
         return false;
     };
     let (port, name) = (
-        service.ports[*port].port,
+        service.ports[*at].port,
         session.principal.server_name.as_deref(),
     );
+    // The connection is older than the listener if its port reads no requests any more.
+    let termination = service.ports[*at].termination.as_deref();
     let routes = service.routes.as_ref();
-    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
+    termination.is_some_and(PortTermination::is_relaying)
+        || routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
-/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client whose
-/// TLS is passed through, and nothing else.
+/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client with
+/// TLS, which was passed through or terminated, and nothing else.
 struct OpaqueConnection<'a>(&'a str);
 
 impl RoutableRequest for OpaqueConnection<'_> {

@@ -1,9 +1,10 @@
-//! Reads the server name of a ClientHello without answering it, for TLS that is passed through. The
-//! caller keeps the bytes and bounds their number. Start at [`ClientHelloReader`].
+//! Reads a ClientHello without answering it: for TLS that is passed through, and for ports where the
+//! server name decides whether it is. The caller keeps the bytes and bounds their number. Start at
+//! [`ClientHelloReader`].
 
 use canal_tls::TlsError;
 use rustls::Error;
-use rustls::server::Acceptor;
+use rustls::server::{Accepted, Acceptor};
 
 /// Reads a ClientHello of TLS 1.2 or newer, in as many parts as it arrives in.
 #[derive(Default)]
@@ -13,20 +14,28 @@ pub struct ClientHelloReader {
     read: usize,
 }
 
-/// What the bytes of a client say so far.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientHelloState {
-    Incomplete,
-    /// The ClientHello is complete. It has this server name (SNI) in lower case, if it has one.
-    Complete(Option<String>),
+/// A complete ClientHello, to which nobody has answered.
+pub struct ReceivedHello {
+    pub(crate) accepted: Accepted,
+    /// Whether the client has sent bytes behind it, which the handshake would not see.
+    pub(crate) is_followed: bool,
+}
+
+impl ReceivedHello {
+    /// Returns the server name (SNI) in lower case, if the client sent one.
+    pub fn server_name(&self) -> Option<String> {
+        let hello = self.accepted.client_hello();
+        hello.server_name().map(str::to_ascii_lowercase)
+    }
 }
 
 impl ClientHelloReader {
-    /// Reads all bytes that the client has sent so far; those of earlier calls come first.
+    /// Reads all bytes that the client has sent so far; those of earlier calls come first. Returns
+    /// the ClientHello once it is complete.
     ///
     /// # Errors
     /// The bytes are no ClientHello.
-    pub fn read(&mut self, sent: &[u8]) -> Result<ClientHelloState, TlsError> {
+    pub fn read(&mut self, sent: &[u8]) -> Result<Option<ReceivedHello>, TlsError> {
         let mut rest = sent.get(self.read..).unwrap_or_default();
         while !rest.is_empty() {
             let read = self.acceptor.read_tls(&mut rest)?;
@@ -36,14 +45,13 @@ impl ClientHelloReader {
             }
             self.read += read;
             if let Some(accepted) = self.acceptor.accept().map_err(|(error, _)| error)? {
-                let name = accepted
-                    .client_hello()
-                    .server_name()
-                    .map(str::to_ascii_lowercase);
-                return Ok(ClientHelloState::Complete(name));
+                return Ok(Some(ReceivedHello {
+                    accepted,
+                    is_followed: !rest.is_empty(),
+                }));
             }
         }
-        Ok(ClientHelloState::Incomplete)
+        Ok(None)
     }
 }
 
@@ -82,19 +90,14 @@ mod tests {
             ("192.0.2.1", None),
         ] {
             let sent = hello(name, 3);
-            let complete = ClientHelloState::Complete(expected.map(str::to_owned));
             for step in [1, 7, 500, sent.len()] {
                 let mut reader = ClientHelloReader::default();
                 for end in (step..sent.len()).step_by(step) {
-                    let state = reader.read(&sent[..end]).unwrap();
-                    assert_eq!(
-                        state,
-                        ClientHelloState::Incomplete,
-                        "{end} of {}",
-                        sent.len()
-                    );
+                    let hello = reader.read(&sent[..end]).unwrap();
+                    assert!(hello.is_none(), "{end} of {}", sent.len());
                 }
-                assert_eq!(reader.read(&sent).unwrap(), complete, "{name} by {step}");
+                let hello = reader.read(&sent).unwrap().expect("it is complete");
+                assert_eq!(hello.server_name().as_deref(), expected, "{name} by {step}");
             }
         }
     }

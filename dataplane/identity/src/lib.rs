@@ -15,7 +15,7 @@ mod listener_clients;
 mod terminate;
 
 pub use bundles::apply_bundles;
-pub use client_hello::{ClientHelloReader, ClientHelloState};
+pub use client_hello::{ClientHelloReader, ReceivedHello};
 pub use handshake::{
     ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity,
 };
@@ -24,7 +24,7 @@ pub use listener_certificates::{CertificateSelector, ListenerKeyPair};
 pub use listener_clients::{ClientCertificate, ListenerClient, ListenerClientVerifier};
 pub use terminate::{
     ListenerChoice, TerminatedConnection, TerminationConfig as TerminationTerms, Terminator,
-    accept_by_server_name,
+    accept_by_server_name, accept_received_hello,
 };
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
+use crate::client_hello::ReceivedHello;
 use crate::handshake::{in_time, usable};
 use crate::listener_certificates::CertificateSelector;
 use crate::listener_clients::{ListenerClient, ListenerClientVerifier};
@@ -315,6 +316,8 @@ impl Terminator {
         }
         .with_cert_resolver(key);
         config.alpn_protocols = self.terms.alpn.clone();
+        // rustls would otherwise resume sessions from memory, past the caller's decision about
+        // tickets.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         if tickets {
@@ -371,22 +374,65 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let handshake = async {
-        let mut start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
         on_hello();
         let name = server_name(&start);
-        let (alert, error) = match choose(name.as_deref()) {
-            ListenerChoice::Terminator(terminator) => return terminator.finish(start).await,
-            ListenerChoice::NoCertificate => (INTERNAL_ERROR, TlsError::NoListenerCertificate),
-            ListenerChoice::NoListener => (UNRECOGNIZED_NAME, TlsError::UnrecognizedName(name)),
-        };
-        // A client that does not read the alert is refused all the same.
-        let _ = start.io.write_all(&alert).await;
-        let _ = start.io.shutdown().await;
-        Err(error)
+        answer(start, choose(name.as_deref())).await
     };
     let accepted = in_time(handshake).await;
     if let Err(e) = &accepted {
         trust.record_failure("termination", e.refusal());
     }
     accepted
+}
+
+/// Performs the handshake as the server, with the terminator of the choice, for a client whose
+/// ClientHello was read from `io`.
+///
+/// # Errors
+/// As of [`accept_by_server_name`], and if the client has sent more than the ClientHello.
+pub async fn accept_received_hello<IO>(
+    io: IO,
+    hello: ReceivedHello,
+    trust: &TrustView,
+    choice: ListenerChoice<'_>,
+) -> Result<TerminatedConnection<IO>, TlsError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = async {
+        // Without early data, which no ticket allows, a client waits for the answer.
+        if hello.is_followed {
+            let problem = "bytes follow the ClientHello".to_owned();
+            return Err(TlsError::Protocol(rustls::Error::General(problem)));
+        }
+        answer(StartHandshake::from_parts(hello.accepted, io), choice).await
+    };
+    let accepted = in_time(handshake).await;
+    if let Err(e) = &accepted {
+        trust.record_failure("termination", e.refusal());
+    }
+    accepted
+}
+
+/// Answers a ClientHello with the terminator of the choice, or with an alert if there is none.
+async fn answer<IO>(
+    mut start: StartHandshake<IO>,
+    choice: ListenerChoice<'_>,
+) -> Result<TerminatedConnection<IO>, TlsError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (alert, error) = match choice {
+        ListenerChoice::Terminator(terminator) => return terminator.finish(start).await,
+        ListenerChoice::NoCertificate => (INTERNAL_ERROR, TlsError::NoListenerCertificate),
+        ListenerChoice::NoListener => {
+            let name = server_name(&start);
+            (UNRECOGNIZED_NAME, TlsError::UnrecognizedName(name))
+        }
+    };
+    // A client that does not read the alert is refused all the same.
+    let _ = start.io.write_all(&alert).await;
+    let _ = start.io.shutdown().await;
+    Err(error)
 }

@@ -197,6 +197,22 @@ impl KeyClient {
         })
     }
 
+    /// Waits for this process's own certificate, which may not be there yet when the process
+    /// starts. That is not a key server's fault.
+    async fn wait_for_certificate(&self) -> Result<(), KeyServerError> {
+        let own = &self.inner.own;
+        let is_there = own.current().is_some()
+            || tokio::time::timeout(self.inner.trip, own.first())
+                .await
+                .is_ok_and(|first| first.is_some());
+        if is_there {
+            return Ok(());
+        }
+        self.inner.counts.record_unavailable();
+        let problem = format!("{} has no certificate yet", own.identity());
+        Err(KeyServerError::NoKeyServer(problem))
+    }
+
     /// Tries one server after the other until one answers. Returns the server, the rest of the
     /// exchange, and its first answer.
     pub(super) async fn first(
@@ -206,21 +222,7 @@ impl KeyClient {
     ) -> Result<(Arc<KeyServerState>, KeyServerCall, KeyServerAnswer), KeyServerError> {
         let counts = &self.inner.counts;
         let mut tried = Vec::new();
-        // When a process starts, its own certificate may not be there yet. That is not a key
-        // server's fault.
-        if self.inner.own.current().is_none()
-            && tokio::time::timeout(self.inner.trip, self.inner.own.first())
-                .await
-                .ok()
-                .flatten()
-                .is_none()
-        {
-            counts.record_unavailable();
-            return Err(KeyServerError::NoKeyServer(format!(
-                "{} has no certificate yet",
-                self.inner.own.identity()
-            )));
-        }
+        self.wait_for_certificate().await?;
         for (n, known) in servers.iter().enumerate() {
             let name = &known.target.name;
             // A later server whose circuit breaker is open is not tried, so it is no better one.

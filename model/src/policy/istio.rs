@@ -12,6 +12,7 @@ use super::faults::{HttpFaultInjection, Percent};
 use super::load_balancing::TrafficPolicy;
 use super::mirrors::HttpMirrorPolicy;
 use super::{Metadata, gateway_api};
+use crate::ids::{Namespace, ObjectName};
 use crate::program::Labels;
 
 /// An object of kind VirtualService (`networking.istio.io`).
@@ -24,14 +25,18 @@ pub struct VirtualService {
 
 /// The content of `spec:` in a VirtualService.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct VirtualServiceSpec {
-    /// Services whose requests the object routes: `reviews`, `reviews.ns` or
-    /// `reviews.ns.svc.cluster.local`.
+    /// Hosts whose requests the object routes. In the mesh they are services: `reviews`,
+    /// `reviews.ns` or `reviews.ns.svc.cluster.local`. An object without hosts is for others to
+    /// delegate to.
     pub hosts: Vec<String>,
-    /// Gateways that apply the object. An empty list means `mesh`, which is the only supported
-    /// value.
+    /// Gateways that apply the object: Gateways of Istio, as `name` or `namespace/name`, and `mesh`
+    /// for all clients in the mesh. An empty list means `mesh`.
     pub gateways: Vec<String>,
+    /// Namespaces whose clients and Gateways apply the object; `.` is its own one. An empty list
+    /// means all, as `*` does.
+    pub export_to: Vec<String>,
     pub http: Vec<VirtualServiceRoute>,
 }
 
@@ -58,6 +63,17 @@ pub struct VirtualServiceRoute {
     #[serde(alias = "mirror_percent")]
     pub mirror_percent: Option<i64>,
     pub mirrors: Vec<HttpMirrorPolicy>,
+    /// Object whose rules apply to the requests of this one.
+    pub delegate: Option<Delegate>,
+}
+
+/// Names a VirtualService without hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Delegate {
+    pub name: ObjectName,
+    /// Namespace of the object; `None` means that of the rule.
+    #[serde(default)]
+    pub namespace: Option<Namespace>,
 }
 
 /// A response that sends the client to another URL.

@@ -12,12 +12,14 @@ pub mod faults;
 pub mod frontend_tls;
 pub mod gateway_api;
 pub mod istio;
+pub mod istio_gateway;
 pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
 pub mod load_balancing;
 mod metadata;
 pub mod mirrors;
+pub mod preferences;
 pub mod secret;
 pub mod trust_bundle;
 
@@ -48,6 +50,7 @@ pub enum Object {
     TlsRoute(gateway_api::TlsRoute),
     TcpRoute(gateway_api::TcpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
+    IstioGateway(istio_gateway::IstioGateway),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
     Tenant(canal::Tenant),
@@ -64,6 +67,8 @@ pub enum Object {
     Federation(canal::Federation),
     KeyServer(canal::KeyServer),
     Termination(canal::Termination),
+    OffloadPreference(preferences::OffloadPreference),
+    TrafficPriority(preferences::TrafficPriority),
 }
 
 /// The kinds of objects, in the order of listings.
@@ -90,6 +95,8 @@ pub enum ObjectKind {
     TlsRoute,
     TcpRoute,
     ReferenceGrant,
+    /// A Gateway of `networking.istio.io`; [`ObjectKind::Gateway`] is one of Gateway API.
+    IstioGateway,
     VirtualService,
     DestinationRule,
     Throttle,
@@ -100,11 +107,13 @@ pub enum ObjectKind {
     Federation,
     KeyServer,
     Termination,
+    OffloadPreference,
+    TrafficPriority,
 }
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 31] = [
+    pub const ALL: [ObjectKind; 34] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -126,6 +135,7 @@ impl ObjectKind {
         ObjectKind::TlsRoute,
         ObjectKind::TcpRoute,
         ObjectKind::ReferenceGrant,
+        ObjectKind::IstioGateway,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
         ObjectKind::Throttle,
@@ -136,9 +146,12 @@ impl ObjectKind {
         ObjectKind::Federation,
         ObjectKind::KeyServer,
         ObjectKind::Termination,
+        ObjectKind::OffloadPreference,
+        ObjectKind::TrafficPriority,
     ];
 
-    /// Returns the value of `kind:` in YAML.
+    /// Returns the name of the kind among all kinds: the value of `kind:` in YAML, with its group if
+    /// another kind has the same.
     pub fn as_str(self) -> &'static str {
         match self {
             ObjectKind::Tenant => "Tenant",
@@ -162,6 +175,7 @@ impl ObjectKind {
             ObjectKind::TlsRoute => "TLSRoute",
             ObjectKind::TcpRoute => "TCPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
+            ObjectKind::IstioGateway => "Gateway.networking.istio.io",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
             ObjectKind::Throttle => "Throttle",
@@ -172,6 +186,16 @@ impl ObjectKind {
             ObjectKind::Federation => "Federation",
             ObjectKind::KeyServer => "KeyServer",
             ObjectKind::Termination => "Termination",
+            ObjectKind::OffloadPreference => "OffloadPreference",
+            ObjectKind::TrafficPriority => "TrafficPriority",
+        }
+    }
+
+    /// Returns the value of `kind:` in YAML.
+    pub fn yaml_kind(self) -> &'static str {
+        match self {
+            ObjectKind::IstioGateway => "Gateway",
+            other => other.as_str(),
         }
     }
 
@@ -184,7 +208,9 @@ impl ObjectKind {
             ObjectKind::ExternalAuthorizer
             | ObjectKind::Federation
             | ObjectKind::KeyServer
-            | ObjectKind::Termination => &["canal.mesh/v1"],
+            | ObjectKind::Termination
+            | ObjectKind::OffloadPreference
+            | ObjectKind::TrafficPriority => &["canal.mesh/v1"],
             ObjectKind::AuthorizationPolicy
             | ObjectKind::RequestAuthentication
             | ObjectKind::PeerAuthentication => {
@@ -222,11 +248,13 @@ impl ObjectKind {
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
             ],
-            ObjectKind::VirtualService | ObjectKind::DestinationRule => &[
-                "networking.istio.io/v1",
-                "networking.istio.io/v1beta1",
-                "networking.istio.io/v1alpha3",
-            ],
+            ObjectKind::IstioGateway | ObjectKind::VirtualService | ObjectKind::DestinationRule => {
+                &[
+                    "networking.istio.io/v1",
+                    "networking.istio.io/v1beta1",
+                    "networking.istio.io/v1alpha3",
+                ]
+            }
         }
     }
 
@@ -265,6 +293,9 @@ impl ObjectKind {
             "tlsroute" | "tlsroutes" => ObjectKind::TlsRoute,
             "tcproute" | "tcproutes" => ObjectKind::TcpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
+            "gateway.networking.istio.io" | "gateways.networking.istio.io" | "gw" => {
+                ObjectKind::IstioGateway
+            }
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
             "throttle" | "throttles" => ObjectKind::Throttle,
@@ -279,6 +310,8 @@ impl ObjectKind {
             "federation" | "federations" => ObjectKind::Federation,
             "keyserver" | "keyservers" => ObjectKind::KeyServer,
             "termination" | "terminations" => ObjectKind::Termination,
+            "offloadpreference" | "offloadpreferences" => ObjectKind::OffloadPreference,
+            "trafficpriority" | "trafficpriorities" => ObjectKind::TrafficPriority,
             _ => return None,
         })
     }
@@ -343,6 +376,7 @@ impl Object {
             Object::TlsRoute(_) => ObjectKind::TlsRoute,
             Object::TcpRoute(_) => ObjectKind::TcpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
+            Object::IstioGateway(_) => ObjectKind::IstioGateway,
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
@@ -359,6 +393,8 @@ impl Object {
             Object::Federation(_) => ObjectKind::Federation,
             Object::KeyServer(_) => ObjectKind::KeyServer,
             Object::Termination(_) => ObjectKind::Termination,
+            Object::OffloadPreference(_) => ObjectKind::OffloadPreference,
+            Object::TrafficPriority(_) => ObjectKind::TrafficPriority,
         }
     }
 
@@ -380,6 +416,7 @@ impl Object {
             Object::TlsRoute(o) => &o.metadata,
             Object::TcpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
+            Object::IstioGateway(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
@@ -396,6 +433,8 @@ impl Object {
             Object::Federation(o) => &o.metadata,
             Object::KeyServer(o) => &o.metadata,
             Object::Termination(o) => &o.metadata,
+            Object::OffloadPreference(o) => &o.metadata,
+            Object::TrafficPriority(o) => &o.metadata,
         }
     }
 
@@ -467,10 +506,14 @@ mod tests {
         for kind in ObjectKind::ALL {
             assert_eq!(ObjectKind::from_word(kind.as_str()), Some(kind));
             let word = kind.as_str().to_lowercase();
+            let (word, group) = match word.split_once('.') {
+                Some((word, group)) => (word.to_owned(), format!(".{group}")),
+                None => (word, String::new()),
+            };
             let plural = match word.strip_suffix("cy") {
                 Some(stem) => format!("{stem}cies"),
                 None if word.ends_with('s') => word,
-                None => format!("{word}s"),
+                None => format!("{word}s{group}"),
             };
             assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());

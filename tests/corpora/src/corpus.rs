@@ -7,6 +7,8 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use canal_attachment::CONTROLLER_NAME;
 
+use crate::suite_objects::suite_objects;
+
 /// A folder of a published module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Corpus {
@@ -17,6 +19,8 @@ pub(crate) struct Corpus {
     /// Files of the module with the objects that each document may refer to. If there are none, the
     /// services that a document names are made for it.
     base: &'static [&'static str],
+    /// Whether the conformance suite creates further objects by its own code.
+    has_suite_objects: bool,
 }
 
 /// The corpora that Canal is measured by.
@@ -27,6 +31,7 @@ pub(crate) const CORPORA: [Corpus; 3] = [
         version: "v0.0.0-20260827124520-eed52ebb66ad",
         folder: "samples",
         base: &[],
+        has_suite_objects: false,
     },
     Corpus {
         name: "gateway-api-examples",
@@ -34,6 +39,7 @@ pub(crate) const CORPORA: [Corpus; 3] = [
         version: "v1.7.0",
         folder: "examples",
         base: &[],
+        has_suite_objects: false,
     },
     Corpus {
         name: "gateway-api-conformance",
@@ -41,6 +47,7 @@ pub(crate) const CORPORA: [Corpus; 3] = [
         version: "v1.7.0",
         folder: "tests",
         base: &["base/manifests.yaml", "mesh/manifests.yaml"],
+        has_suite_objects: true,
     },
 ];
 
@@ -79,9 +86,16 @@ impl Corpus {
             .base
             .iter()
             .map(|path| read_file(&module, &module.join(path)));
+        let mut base: Vec<CorpusFile> = base.collect::<anyhow::Result<_>>()?;
+        if self.has_suite_objects {
+            base.push(CorpusFile {
+                path: "suite".to_owned(),
+                text: suite_objects()?,
+            });
+        }
         Ok(CorpusFiles {
             policies: policies.collect::<anyhow::Result<_>>()?,
-            base: base.collect::<anyhow::Result<_>>()?,
+            base,
         })
     }
 

@@ -9,7 +9,7 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{ServiceId, ServiceKey};
 use canal_yaml::tree::{self, YamlNode};
 
-use crate::outcome::{Meaning, meaning_of, reason_of};
+use crate::outcome::{Meaning, meanings, reason_of};
 use crate::surroundings::Surroundings;
 
 /// A kind of Kubernetes object, by the group of its `apiVersion`.
@@ -76,6 +76,8 @@ const DUE_KINDS: [(&str, &[&str]); 6] = [
             "ListenerSet",
             "HTTPRoute",
             "GRPCRoute",
+            "TLSRoute",
+            "TCPRoute",
             "ReferenceGrant",
         ],
     ),
@@ -154,14 +156,16 @@ pub(crate) fn judge_file(
         .collect();
     let mut diagnostics = parsed.diagnostics;
     diagnostics.extend(compiled(surroundings, parsed.documents));
+    let diagnostics = meanings(&diagnostics);
     // A document ends where the next one begins, and diagnostics give line numbers.
     let ends = chunks.iter().skip(1).map(|(line, _)| *line);
     let ends: Vec<usize> = ends.chain([usize::MAX]).collect();
     let judge = |((line, text), end): (&(usize, &str), usize)| {
         let lines = *line..end;
-        let own: Vec<&Diagnostic> = diagnostics
+        let own: Vec<(&Diagnostic, Meaning)> = diagnostics
             .iter()
-            .filter(|diagnostic| line_in(diagnostic, path).is_some_and(|at| lines.contains(&at)))
+            .filter(|(it, _)| line_in(it, path).is_some_and(|at| lines.contains(&at)))
+            .copied()
             .collect();
         // A document with neither a diagnostic nor an object was skipped silently, which is a
         // problem too.
@@ -171,10 +175,8 @@ pub(crate) fn judge_file(
             None => Some((String::new(), "Canal makes no object of it".to_owned())),
         };
         // Istio and Gateway API demand a status for such an object, so it counts as loaded.
-        let has_status = problem.is_none()
-            && own
-                .iter()
-                .any(|diagnostic| meaning_of(diagnostic) == Meaning::Demanded);
+        let has_status =
+            problem.is_none() && own.iter().any(|(_, meaning)| *meaning == Meaning::Demanded);
         Some(JudgedDocument {
             kind: kind_of(text)?,
             path: path.to_owned(),
@@ -193,11 +195,11 @@ fn line_in(diagnostic: &Diagnostic, path: &str) -> Option<usize> {
 }
 
 /// Returns the first error, else the first warning, that counts against its document.
-fn worst<'d>(diagnostics: &[&'d Diagnostic]) -> Option<&'d Diagnostic> {
+fn worst<'d>(diagnostics: &[(&'d Diagnostic, Meaning)]) -> Option<&'d Diagnostic> {
     diagnostics
         .iter()
-        .copied()
-        .filter(|diagnostic| meaning_of(diagnostic) == Meaning::NotLoaded)
+        .filter(|(_, meaning)| *meaning == Meaning::NotLoaded)
+        .map(|(diagnostic, _)| *diagnostic)
         .min_by_key(|diagnostic| diagnostic.severity != Severity::Error)
 }
 
@@ -309,12 +311,14 @@ mod tests {
     #[test]
     fn a_rule_that_is_closed_counts_against_its_document() {
         let text = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
-                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    delegate: {name: d}\n";
+                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    match: [{sourceNamespace: b}]\n";
         let [(kind, reason)] = reasons_of(text).try_into().unwrap();
         assert_eq!(kind, "VirtualService");
         assert_eq!(
             reason.as_deref(),
-            Some("spec.http[].delegate: delegation is not supported in this version")
+            Some(
+                "spec.http[].match[].sourceNamespace: the client's namespace cannot be matched in this version"
+            )
         );
     }
 

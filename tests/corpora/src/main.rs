@@ -7,6 +7,7 @@
 mod corpus;
 mod judge;
 mod outcome;
+mod suite_objects;
 mod surroundings;
 mod tally;
 

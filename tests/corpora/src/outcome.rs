@@ -1,106 +1,137 @@
 //! Whether a diagnostic means that Canal does not do what a document says, or that the API itself
-//! demands the diagnostic. It reads no documents.
+//! demands the diagnostic. Codes decide, and not sentences. It reads no documents.
 
 use canal_model::diagnostic::Diagnostic;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::policy::ObjectKind;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 21] = [
+const DEMANDED: [(Code, &str); 30] = [
     (
-        "there is no Gateway ",
+        Code::UnresolvedParent,
         "ParentReference.name: a route without its parent waits for it, without a condition",
     ),
     (
-        "has the same hostname on port ",
-        "ListenerConditionReason HostnameConflict: Conflicted",
-    ),
-    (
-        "cannot attach to the listener",
-        "ListenerConditionReason InvalidRouteKinds: ResolvedRefs",
-    ),
-    (
-        "is not a protocol of listeners that Canal knows",
-        "ListenerConditionReason UnsupportedProtocol: Accepted",
-    ),
-    (
-        "Canal has no parameters of kind ",
-        "GatewayConditionReason InvalidParameters: Accepted",
-    ),
-    (
-        "there is no Service ",
-        "HTTPRoute: ResolvedRefs BackendNotFound; Istio: 503",
-    ),
-    (
-        "has no TCP port ",
-        "HTTPRoute: NoMatchingParent, BackendNotFound",
-    ),
-    (
-        "has no port named ",
-        "ParentReference.sectionName: NoMatchingParent",
-    ),
-    (
-        "does not allow ",
-        "ReferenceGrant: ResolvedRefs RefNotPermitted",
-    ),
-    (
-        "has no listener named ",
-        "RouteConditionReason NoMatchingParent: Accepted",
-    ),
-    (
-        "has no listener with port ",
-        "RouteConditionReason NoMatchingParent: Accepted",
-    ),
-    (
-        " has a hostname in common with the route",
-        "RouteConditionReason NoMatchingListenerHostname: Accepted",
-    ),
-    (
-        " allows HTTPRoutes of namespace ",
-        "RouteConditionReason NotAllowedByListeners: Accepted",
-    ),
-    (
-        " allows GRPCRoutes of namespace ",
-        "RouteConditionReason NotAllowedByListeners: Accepted",
-    ),
-    (
-        " takes no ListenerSets of ",
-        "ListenerSetConditionReason NotAllowed: Accepted",
-    ),
-    (
-        " is not a service of this tenant",
-        "VirtualService.hosts, Destination.host: a route of a host without a service is kept; 503",
-    ),
-    (
-        "the route is attached to nothing",
+        Code::RouteWithoutParent,
         "CommonRouteSpec.parentRefs is optional",
     ),
     (
-        "the rule has no backend, so it answers ",
-        "HTTPRouteRule.backendRefs",
+        Code::ParentPortNotFound,
+        "RouteConditionReason NoMatchingParent: Accepted",
     ),
-    ("all weights are 0", "HTTPRouteRule.backendRefs"),
-    ("only the first condition counts", "HTTPRouteMatch.headers"),
-    ("has no subset ", "VirtualService Destination.subset: 503"),
+    (
+        Code::UnresolvedBackend,
+        "RouteConditionReason BackendNotFound: ResolvedRefs; Istio: 503",
+    ),
+    (
+        Code::BackendPortNotFound,
+        "RouteConditionReason BackendNotFound: ResolvedRefs",
+    ),
+    (
+        Code::UnsupportedBackend,
+        "RouteConditionReason InvalidKind: ResolvedRefs",
+    ),
+    (
+        Code::BackendNotPermitted,
+        "RouteConditionReason RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        Code::BackendProtocolMismatch,
+        "RouteConditionReason UnsupportedProtocol: ResolvedRefs",
+    ),
+    (
+        Code::UnresolvedSubset,
+        "VirtualService Destination.subset: 503",
+    ),
+    (
+        Code::UnresolvedHost,
+        "VirtualService.hosts, Destination.host: a route of a host without a service is kept; 503",
+    ),
+    (Code::RuleWithoutBackend, "HTTPRouteRule.backendRefs"),
+    (Code::ZeroWeights, "HTTPRouteRule.backendRefs"),
+    (Code::DuplicateCondition, "HTTPRouteMatch.headers"),
+    (
+        Code::ForeignGatewayClass,
+        "ParentReference, VirtualService.gateways, Gateway.selector: an object of another implementation",
+    ),
+    (
+        Code::UnsupportedParameters,
+        "GatewayConditionReason InvalidParameters: Accepted",
+    ),
+    (
+        Code::UnsupportedAddress,
+        "GatewayConditionReason UnsupportedAddress: Accepted",
+    ),
+    (
+        Code::UnknownListenerProtocol,
+        "ListenerConditionReason UnsupportedProtocol: Accepted",
+    ),
+    (
+        Code::ListenerConflict,
+        "ListenerConditionReason HostnameConflict, ProtocolConflict: Conflicted",
+    ),
+    (
+        Code::UnsupportedRouteKind,
+        "ListenerConditionReason InvalidRouteKinds: ResolvedRefs",
+    ),
+    (
+        Code::InvalidCertificate,
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs; ServerTLSSettings.credentialName",
+    ),
+    (
+        Code::CertificateNotPermitted,
+        "ListenerConditionReason RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        Code::InvalidCaCertificate,
+        "ListenerConditionReason InvalidCACertificateRef, InvalidCACertificateKind: ResolvedRefs",
+    ),
+    (
+        Code::InsecureClientValidation,
+        "GatewayConditionType InsecureFrontendValidationMode",
+    ),
+    (
+        Code::UnresolvedGateway,
+        "ListenerSetConditionReason ParentNotAccepted: Accepted",
+    ),
+    (
+        Code::ListenerSetNotAllowed,
+        "ListenerSetConditionReason NotAllowed: Accepted",
+    ),
+    (
+        Code::NoMatchingListener,
+        "RouteConditionReason NoMatchingParent: Accepted",
+    ),
+    (
+        Code::RouteNotAllowed,
+        "RouteConditionReason NotAllowedByListeners: Accepted; VirtualService.exportTo",
+    ),
+    (
+        Code::NoMatchingListenerHostname,
+        "RouteConditionReason NoMatchingListenerHostname: Accepted; IST0132",
+    ),
+    (
+        Code::HostnameTaken,
+        "GRPCRouteSpec.hostnames: the older route keeps the host",
+    ),
+    (
+        Code::ListenerClosed,
+        "RouteConditionReason Pending: Accepted, unless Canal does not serve the listener",
+    ),
 ];
 
-/// Fields about which the API demands a condition, whatever is wrong with them.
-const DEMANDED_FIELDS: [(&str, &str); 1] = [(
-    "spec.listeners[].tls.certificateRefs[]",
-    "ListenerConditionReason InvalidCertificateRef, RefNotPermitted: ResolvedRefs",
-)];
-
 /// Hints about a document that does what it says.
-const HINTS: [&str; 9] = [
-    "over which there is no gRPC",
+const HINTS: [Code; 8] = [
     // The cluster forwards other transports, as it does beside Istio.
-    "is not TCP; the mesh does not carry it",
-    "the service has no selector and no EndpointSlice",
-    "the service has no address, so no client can dial it",
-    "to which HTTP rules do not apply",
-    "is an unknown protocol; a connection's first bytes decide",
-    "no selected pod has a container port named",
-    "the pod does not name its zone",
-    "no request has such a path",
+    Code::PortNotCarried,
+    Code::ServiceWithoutEndpoints,
+    Code::ServiceWithoutAddress,
+    Code::OpaqueParentPort,
+    Code::UnknownAppProtocol,
+    Code::UnresolvedTargetPort,
+    Code::UnknownZone,
+    Code::UnmatchablePath,
 ];
 
 /// The meaning of a diagnostic for the count.
@@ -114,15 +145,33 @@ pub(crate) enum Meaning {
     NotLoaded,
 }
 
-/// Returns the meaning of a diagnostic.
-pub(crate) fn meaning_of(diagnostic: &Diagnostic) -> Meaning {
-    let problem = diagnostic.problem.as_str();
-    let field = canal_yaml::path::pattern(&diagnostic.field);
-    if DEMANDED_FIELDS.iter().any(|(known, _)| *known == field)
-        || DEMANDED.iter().any(|(text, _)| problem.contains(text))
-    {
+/// Returns the diagnostics of one tenant, each with its meaning.
+pub(crate) fn meanings(diagnostics: &[Diagnostic]) -> Vec<(&Diagnostic, Meaning)> {
+    let mut found: Vec<(&Diagnostic, Meaning)> = diagnostics
+        .iter()
+        .map(|diagnostic| (diagnostic, meaning_of(diagnostic.code)))
+        .collect();
+    let has_listeners = |diagnostic: &Diagnostic| {
+        let object = diagnostic.object.as_ref();
+        object.is_none_or(|it| matches!(it.kind, ObjectKind::Gateway | ObjectKind::ListenerSet))
+    };
+    // A route does not say which object closed its listener. If Canal lacks anything that a Gateway
+    // asks for, that may be the reason, so the route is not loaded either.
+    let is_any_listener_lacking = found
+        .iter()
+        .any(|(diagnostic, meaning)| *meaning == Meaning::NotLoaded && has_listeners(diagnostic));
+    for (diagnostic, meaning) in &mut found {
+        if diagnostic.code == Code::ListenerClosed && is_any_listener_lacking {
+            *meaning = Meaning::NotLoaded;
+        }
+    }
+    found
+}
+
+fn meaning_of(code: Code) -> Meaning {
+    if DEMANDED.iter().any(|(demanded, _)| *demanded == code) {
         Meaning::Demanded
-    } else if HINTS.iter().any(|text| problem.contains(text)) {
+    } else if HINTS.contains(&code) {
         Meaning::Hint
     } else {
         Meaning::NotLoaded

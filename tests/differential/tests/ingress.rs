@@ -1,6 +1,7 @@
 //! Listeners of generated Gateways as gateway replicas serve them, compared with the oracle. Every
 //! tenant follows from its seed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use canal_compiler::ir_ingress::GatewayIr;
@@ -18,7 +19,7 @@ use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
 
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
-const HOSTS: [&str; 7] = [
+pub(crate) const HOSTS: [&str; 7] = [
     "a.example.com",
     "b.example.com",
     "*.example.com",
@@ -39,7 +40,7 @@ const ASKED: [&str; 9] = [
     "",
 ];
 /// Server names that clients send.
-const NAMES: [Option<&str>; 5] = [
+pub(crate) const NAMES: [Option<&str>; 5] = [
     None,
     Some("a.example.com"),
     Some("y.a.example.com"),
@@ -58,10 +59,10 @@ const REQUESTS: [(&str, &str); 6] = [
 ];
 
 /// A generator of numbers (splitmix64).
-struct Draw(u64);
+pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -69,7 +70,7 @@ impl Draw {
         ((z ^ (z >> 31)) % end as u64) as usize
     }
 
-    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub(crate) fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 }
@@ -222,7 +223,7 @@ fn served(
     let path = normal.as_deref().unwrap_or(path);
     let request = IngressRequest { method, host, path };
     match routes.decide(port, &request, 0) {
-        (RouteOutcome::Target(_), Some(found)) => found.rule.key.to_string(),
+        (RouteOutcome::Target(_) | RouteOutcome::Answer, Some(found)) => found.rule.key.to_string(),
         (RouteOutcome::Nowhere, _) => "404".to_owned(),
         other => panic!("{other:?}"),
     }
@@ -242,7 +243,9 @@ fn expected(
         IngressVerdict::NoHost | IngressVerdict::Closed(_) => "404",
         IngressVerdict::Routed { verdict, .. } => match verdict {
             RoutingVerdict::NoRule => "404",
-            RoutingVerdict::Split { rule, .. } => return rule.to_string(),
+            RoutingVerdict::Split { rule, .. } | RoutingVerdict::Answer { rule, .. } => {
+                return rule.to_string();
+            }
             other => panic!("{other:?}"),
         },
     };
@@ -259,57 +262,156 @@ pub(crate) fn keyring() -> ClientIdentityFactory {
     )
 }
 
-#[test]
-fn listeners_route_as_the_oracle_says() {
-    let (mut compared, mut routed, mut by_grpc, mut secured) = (0, 0, 0, 0);
-    let (certificate, keyring) = (certificate(), keyring());
-    // Each tenant is drawn from its number, so that a failure names the seed that repeats it.
-    for seed in 0..TENANTS {
-        let text = objects(&mut Draw(seed), &certificate);
-        let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
-        let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
-        let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
-        let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
-        let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
-        let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-        let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
-        let snapshot = builder.apply(&resources, &[], Generation(1));
-        let gateway = &ir.ingress[0];
+/// The number of compared requests, and of those that met what the test is about.
+#[derive(Debug, Default)]
+struct RequestCounts {
+    compared: usize,
+    /// Requests by the kind of the object that has their rule.
+    routed: BTreeMap<String, usize>,
+    secured: usize,
+}
+
+/// Compares a replica with the oracle for many requests to the first Gateway of a tenant.
+fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut RequestCounts) {
+    let policy = Policy::of(&[("tenant.yaml".to_owned(), text.to_owned())]);
+    let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
+    let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
+    let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
+    let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
+    let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
+    let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
+    let snapshot = builder.apply(&resources, &[], Generation(1));
+    let gateway = &ir.ingress[0];
+    let transports = || {
         let names = NAMES.map(ArrivalTransport::Tls);
-        for port in PORTS {
-            for transport in [ArrivalTransport::Plaintext].into_iter().chain(names) {
-                // A port of one protocol must refuse the other, so each request is sent by both.
-                for host in ASKED {
-                    for (method, path) in REQUESTS {
-                        let request = OracleRequest {
-                            service: gateway.service.clone(),
-                            port,
-                            host: host.to_owned(),
-                            method: method.to_owned(),
-                            target: path.to_owned(),
-                            headers: Vec::new(),
-                        };
-                        let expected = expected(gateway, transport, &request);
-                        let sent = IngressRequest { method, host, path };
-                        let got = served(&snapshot, &gateway.service, transport, port, sent);
-                        assert_eq!(
-                            got, expected,
-                            "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
-                        );
-                        compared += 1;
-                        routed += usize::from(got.contains("/HTTPRoute/"));
-                        by_grpc += usize::from(got.contains("/GRPCRoute/"));
-                        let is_handshake =
-                            got != "reset" && transport != ArrivalTransport::Plaintext;
-                        secured += usize::from(is_handshake);
-                    }
+        [ArrivalTransport::Plaintext].into_iter().chain(names)
+    };
+    let arrivals = PORTS
+        .into_iter()
+        .flat_map(|port| transports().map(move |transport| (port, transport)));
+    for (port, transport) in arrivals {
+        for host in ASKED {
+            for (method, path) in REQUESTS {
+                let request = OracleRequest {
+                    service: gateway.service.clone(),
+                    port,
+                    host: host.to_owned(),
+                    method: method.to_owned(),
+                    target: path.to_owned(),
+                    headers: Vec::new(),
+                };
+                let expected = expected(gateway, transport, &request);
+                let sent = IngressRequest { method, host, path };
+                let got = served(&snapshot, &gateway.service, transport, port, sent);
+                assert_eq!(
+                    got, expected,
+                    "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
+                );
+                counts.compared += 1;
+                // A rule's key is tenant/kind/namespace/name/rule.
+                if let Some(kind) = got.split('/').nth(1) {
+                    *counts.routed.entry(kind.to_owned()).or_default() += 1;
                 }
+                let is_handshake = got != "reset" && transport != ArrivalTransport::Plaintext;
+                counts.secured += usize::from(is_handshake);
             }
         }
     }
-    // Without these shares most requests would end before routing, and equality would prove little.
+}
+
+#[test]
+fn listeners_route_as_the_oracle_says() {
+    let mut counts = RequestCounts::default();
+    let (certificate, keyring) = (certificate(), keyring());
+    for seed in 0..TENANTS {
+        let text = objects(&mut Draw(seed), &certificate);
+        compare(seed, &text, &keyring, &mut counts);
+    }
+    let compared = counts.compared;
     assert!(
-        compared > 20_000 && routed * 40 > compared && secured * 10 > compared && by_grpc > 100,
-        "{routed}, {by_grpc} by GRPCRoutes, and {secured} of {compared}"
+        compared > 20_000
+            && counts.routed["HTTPRoute"] * 40 > compared
+            && counts.secured * 10 > compared
+            && counts.routed["GRPCRoute"] > 100,
+        "{counts:?}"
+    );
+}
+
+/// Returns the objects of a tenant: a Gateway of Istio with some servers, and VirtualServices.
+fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
+    let mut text = PARENTS.to_owned()
+        + certificate
+        + "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
+           spec:\n  selector: {istio: ingressgateway}\n  servers:\n";
+    for n in 0..1 + draw.below(4) {
+        let port = draw.of(&PORTS[..2]);
+        let hosts: Vec<String> = (0..1 + draw.below(2))
+            .map(|_| match draw.below(4) {
+                0 => "\"*\"".to_owned(),
+                // VirtualServices of another namespace than theirs.
+                1 => format!("\"other/{}\"", draw.of(&HOSTS)),
+                _ => format!("\"{}\"", draw.of(&HOSTS)),
+            })
+            .collect();
+        // Some servers are closed, and some are left out because of a conflict.
+        let (protocol, tls) = match (port, draw.below(6)) {
+            (80, 0) => ("HTTP", ", tls: {httpsRedirect: true}"),
+            (80, _) => ("HTTP", ""),
+            (_, 0) => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
+            (_, 1) => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: missing}"),
+            (_, 2) => ("TLS", ", tls: {mode: PASSTHROUGH}"),
+            _ => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: cert}"),
+        };
+        text += &format!(
+            "  - {{port: {{number: {port}, name: p{n}, protocol: {protocol}}}, hosts: [{}]{tls}}}\n",
+            hosts.join(", ")
+        );
+    }
+    for n in 0..1 + draw.below(4) {
+        let hosts: Vec<String> = (0..1 + draw.below(2))
+            .map(|_| match draw.below(4) {
+                0 => "\"*\"".to_owned(),
+                _ => format!("\"{}\"", draw.of(&HOSTS)),
+            })
+            .collect();
+        // There is no Gateway in namespace `other`.
+        let gateways = draw.of(&["public", "shop/public, mesh", "public, other/public"]);
+        let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
+        text += &format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
+             metadata: {{name: v{n}, namespace: shop, creationTimestamp: \"{created}\"}}\n\
+             spec:\n  hosts: [{}]\n  gateways: [{gateways}]\n  http:\n",
+            hosts.join(", ")
+        );
+        for _ in 0..1 + draw.below(3) {
+            let (kind, path) = (draw.of(&["exact", "prefix"]), draw.of(&PATHS));
+            let condition = match draw.below(5) {
+                0 => String::new(),
+                // A match of the mesh matches no request at a Gateway.
+                1 => "match: [{gateways: [mesh]}], ".to_owned(),
+                2 => format!("match: [{{gateways: [public], uri: {{{kind}: {path}}}}}], "),
+                _ => format!("match: [{{uri: {{{kind}: {path}}}}}], "),
+            };
+            text += &format!("  - {{{condition}route: [{{destination: {{host: web}}}}]}}\n");
+        }
+    }
+    text
+}
+
+#[test]
+fn gateways_of_istio_route_as_the_oracle_says() {
+    let mut counts = RequestCounts::default();
+    let (certificate, keyring) = (certificate(), keyring());
+    for seed in 0..TENANTS {
+        let text = istio_objects(&mut Draw(seed), &certificate);
+        compare(seed, &text, &keyring, &mut counts);
+    }
+    let compared = counts.compared;
+    assert!(
+        compared > 20_000
+            && counts.routed["VirtualService"] * 40 > compared
+            && counts.routed["Gateway.networking.istio.io"] > 100
+            && counts.secured * 10 > compared,
+        "{counts:?}"
     );
 }

@@ -12,5 +12,6 @@ mod limits;
 mod listener_mixes;
 mod load_balancers;
 mod mirrors;
+mod relays;
 mod shares;
 mod weights;

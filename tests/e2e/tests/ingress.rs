@@ -82,6 +82,7 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         );
     }
     a_gateway_serves_https(&mesh);
+    a_gateway_of_istio_serves_https(&mesh);
     each_replica_serves_alone(&mesh);
     a_gateway_without_an_address_disturbs_no_other(&mesh);
     mesh.canal(&[
@@ -132,7 +133,12 @@ fn secure_gateway() -> String {
 
 /// Returns the status of a request by HTTPS, 0 if the handshake fails.
 fn https_code(mesh: &Mesh, roots: &str, host: &str, more: &[&str]) -> u16 {
-    let resolve = format!("{host}:443:{SECURE}");
+    https_code_at(mesh, SECURE, roots, host, more)
+}
+
+/// Returns the status of a request by HTTPS to an address, 0 if the handshake fails.
+fn https_code_at(mesh: &Mesh, address: &str, roots: &str, host: &str, more: &[&str]) -> u16 {
+    let resolve = format!("{host}:443:{address}");
     let own = ["--cacert", roots, "--resolve", &resolve];
     let url = format!("https://{host}/headers");
     mesh.code(CLIENT, &url, &[&own, more].concat())
@@ -169,8 +175,8 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         assert_eq!(https_code(mesh, &roots, host, &[]), 0, "{host}");
         until(deadline(STEP_TIMEOUT), reason, || refused(reason) > 0);
     }
-    // The host of the other listener, on a connection for this one.
-    // Host `other.test` is not served on this connection, yet no other listener claims it.
+    // The connection is for one listener, and the host is another's. A host that no listener has is
+    // not misdirected.
     let host = ["-H", "host: a.example.com"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
     let host = ["-H", "host: other.test"];
@@ -192,6 +198,67 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
     ])
     .expect_success();
+}
+
+/// A Gateway of Istio whose port 80 redirects to its port 443, with a VirtualService on both.
+const ISTIO: &str = "---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: istio, namespace: default}
+spec:
+  selector: {istio: ingressgateway}
+  servers:
+  - {port: {number: 80, name: http, protocol: HTTP}, hosts: [shop.example.com], tls: {httpsRedirect: true}}
+  - {port: {number: 443, name: https, protocol: HTTPS}, hosts: [\"*.example.com\"], tls: {mode: SIMPLE, credentialName: istio}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: istio, namespace: default}
+spec:
+  hosts: [shop.example.com]
+  gateways: [default/istio]
+  http:
+  - match: [{uri: {prefix: /headers}}]
+    route: [{destination: {host: web, port: {number: 80}}}]
+";
+
+/// Clients outside reach alpha through a Gateway of Istio, at an address of the pool.
+fn a_gateway_of_istio_serves_https(mesh: &Mesh) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = TestAuthority::root("the world's");
+    let roots = dir.path().join("roots.pem");
+    std::fs::write(&roots, authority.pem()).expect("a file in a temporary directory");
+    let roots = roots.display().to_string();
+    let certificate = authority.issue(&Leaf::named("*.example.com"));
+    mesh.apply("alpha", &(secret("istio", &certificate) + ISTIO));
+    let service = ["gateway", "status", "alpha/default/istio.istio-gateway"];
+    let mut address = String::new();
+    until(deadline(STEP_TIMEOUT), "the Gateway has an address", || {
+        let shown = mesh.canal(&service).stdout;
+        let words = shown.split(|c: char| !c.is_ascii_digit() && c != '.');
+        let mut addresses = words.filter(|word| word.starts_with("198.19.0."));
+        address = addresses.next().unwrap_or_default().to_owned();
+        !address.is_empty()
+    });
+    let get = |host: &str, more: &[&str]| https_code_at(mesh, &address, &roots, host, more);
+    until(deadline(STEP_TIMEOUT), "the Gateway serves HTTPS", || {
+        get("shop.example.com", &[]) == 200
+    });
+    assert_eq!(code(mesh, &address, "shop.example.com"), 301);
+    assert_eq!(code(mesh, &address, "a.example.com"), 404);
+    // The server takes the host, and no VirtualService does.
+    assert_eq!(get("a.example.com", &[]), 404);
+    assert_eq!(get("other.test", &[]), 0);
+    let kind = "gateways.networking.istio.io";
+    mesh.canal(&[
+        "delete", "--tenant", "alpha", kind, "istio", "-n", "default",
+    ])
+    .expect_success();
+    until(
+        deadline(STEP_TIMEOUT),
+        "the Gateway's address is free again",
+        || get("shop.example.com", &[]) == 0,
+    );
 }
 
 /// A client follows the redirect of port 80 to port 443, by HTTP/2 there.

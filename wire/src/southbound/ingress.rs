@@ -36,16 +36,21 @@ impl From<&IngressGateway> for w::IngressGateway {
                 .as_ref()
                 .map(|secrets| tls(secrets, validated.contains(&it.port))),
         };
-        let of_kind = |is_relaying: bool| {
+        let terminating = gateway.terminating_ports();
+        let of_kind = |is_relaying: bool, is_terminating: bool| {
             let listeners = gateway.listeners.iter();
-            let of_kind = listeners.filter(|it| it.relay.is_some() == is_relaying);
+            let of_kind = listeners.filter(|it| {
+                it.relay.is_some() == is_relaying
+                    && (is_relaying && terminating.contains(&it.port)) == is_terminating
+            });
             of_kind.map(listener).collect()
         };
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
-            listeners: of_kind(false),
-            relaying_listeners: of_kind(true),
+            listeners: of_kind(false, false),
+            relaying_listeners: of_kind(true, false),
+            terminating_listeners: of_kind(true, true),
             client_validations: gateway.client_validations.iter().map(validation).collect(),
             trusted_proxies: gateway.trusted_proxies.into(),
         }
@@ -55,6 +60,7 @@ impl From<&IngressGateway> for w::IngressGateway {
 fn encode_relay(relay: RelayProtocol) -> w::RelayProtocol {
     match relay {
         RelayProtocol::TlsPassthrough => w::RelayProtocol::TlsPassthrough,
+        RelayProtocol::TerminatedTls => w::RelayProtocol::TerminatedTls,
         RelayProtocol::Tcp => w::RelayProtocol::Tcp,
     }
 }
@@ -62,6 +68,7 @@ fn encode_relay(relay: RelayProtocol) -> w::RelayProtocol {
 fn decode_relay(at: &DecodeContext<'_>, relay: i32) -> Result<RelayProtocol, ResourceDecodeError> {
     match w::RelayProtocol::try_from(relay) {
         Ok(w::RelayProtocol::TlsPassthrough) => Ok(RelayProtocol::TlsPassthrough),
+        Ok(w::RelayProtocol::TerminatedTls) => Ok(RelayProtocol::TerminatedTls),
         Ok(w::RelayProtocol::Tcp) => Ok(RelayProtocol::Tcp),
         Err(_) => at.err("listeners.relay", format!("{relay} is unknown")),
     }
@@ -128,15 +135,23 @@ pub(super) fn decode(
 ) -> Result<IngressGateway, ResourceDecodeError> {
     let at = DecodeContext(name);
     let relaying = gateway.relaying_listeners;
-    if gateway.listeners.iter().any(|it| it.relay.is_some())
+    let terminating = gateway.terminating_listeners;
+    let is_misplaced = gateway.listeners.iter().any(|it| it.relay.is_some())
         || relaying
             .iter()
             .any(|it| it.relay.is_none() || it.tls.is_some())
-    {
+        || terminating.iter().any(|it| {
+            let is_terminated = it.relay == Some(w::RelayProtocol::TerminatedTls.into());
+            let is_passed = it.relay == Some(w::RelayProtocol::TlsPassthrough.into());
+            // Without its certificates, a listener would pass through what is to be terminated.
+            !(is_terminated && it.tls.is_some() || is_passed && it.tls.is_none())
+        });
+    if is_misplaced {
         return at.err("listeners.relay", "is on a listener of another kind");
     }
     let mut listeners = gateway.listeners;
     listeners.extend(relaying);
+    listeners.extend(terminating);
     let count = listeners.len();
     if count > LISTENERS_PER_GATEWAY_MAX {
         return at.err(
@@ -149,20 +164,7 @@ pub(super) fn decode(
     if !is_gateway_service(&key) {
         return at.err("key", format!("{key} does not stand for a Gateway"));
     }
-    let mut ports: BTreeMap<u32, (bool, Option<i32>)> = BTreeMap::new();
-    for listener in &listeners {
-        let kind = (listener.tls.is_some(), listener.relay);
-        // Plaintext on a port for HTTPS would bypass the handshake.
-        if *ports.entry(listener.port).or_insert(kind) != kind {
-            return at.err(
-                "listeners.tls",
-                format!(
-                    "port {} has listeners with and without it, or some that relay",
-                    listener.port
-                ),
-            );
-        }
-    }
+    check_ports(&at, &listeners)?;
     let client_validations = decode_validations(&at, gateway.client_validations)?;
     let validated = ports_of(&client_validations);
     let listeners = listeners.into_iter().map(|it| {
@@ -200,6 +202,38 @@ pub(super) fn decode(
         client_validations,
         key,
     })
+}
+
+/// Checks that the listeners of each port are of one protocol. Those for TLS that relay may terminate
+/// it or pass it through.
+fn check_ports(
+    at: &DecodeContext<'_>,
+    listeners: &[w::IngressListener],
+) -> Result<(), ResourceDecodeError> {
+    let is_relayed_tls = |it: &w::IngressListener| {
+        let relay = it
+            .relay
+            .and_then(|relay| w::RelayProtocol::try_from(relay).ok());
+        relay.is_some_and(|relay| relay != w::RelayProtocol::Tcp)
+    };
+    let mut ports: BTreeMap<u32, (bool, Option<i32>, bool)> = BTreeMap::new();
+    for listener in listeners {
+        let kind = match is_relayed_tls(listener) {
+            true => (true, None, true),
+            false => (listener.tls.is_some(), listener.relay, false),
+        };
+        // Plaintext on a port for HTTPS would bypass the handshake.
+        if *ports.entry(listener.port).or_insert(kind) != kind {
+            return at.err(
+                "listeners.tls",
+                format!(
+                    "port {} has listeners with and without it, or some that relay",
+                    listener.port
+                ),
+            );
+        }
+    }
+    Ok(())
 }
 
 fn decode_validations(
@@ -356,8 +390,24 @@ pub(super) fn sample() -> IngressGateway {
                 relay: Some(RelayProtocol::Tcp),
                 ..listener("tcp", None, Vec::new())
             },
+            IngressListener {
+                port: 6444,
+                relay: Some(RelayProtocol::TerminatedTls),
+                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
+                ..listener("terminated", None, Vec::new())
+            },
+            IngressListener {
+                port: 6444,
+                relay: Some(RelayProtocol::TlsPassthrough),
+                ..listener(
+                    "passed",
+                    Some(HostMatch::Suffix(".test".into())),
+                    Vec::new(),
+                )
+            },
         ],
         client_validations: vec![ClientValidation {
+            // No listener has 9443: a validation may be for more ports than listeners have.
             ports: [8443, 9443].into(),
             mode: ClientValidationMode::AllowInsecureFallback,
             authorities: Arc::new(CaCertificates {
@@ -384,15 +434,16 @@ mod tests {
         assert!(routes.all(|route| route.kind == "HTTPRoute"));
     }
 
+    /// Returns the error of a Gateway after a change to it.
+    fn refused(change: &dyn Fn(&mut w::IngressGateway)) -> String {
+        let mut gateway = w::IngressGateway::from(&sample());
+        change(&mut gateway);
+        let decoded = decode("alpha/infra/web.gateway", gateway);
+        decoded.unwrap_err().to_string()
+    }
+
     #[test]
     fn what_is_no_gateway_is_refused() {
-        let refused = |change: &dyn Fn(&mut w::IngressGateway)| {
-            let mut gateway = w::IngressGateway::from(&sample());
-            change(&mut gateway);
-            decode("alpha/infra/web.gateway", gateway)
-                .unwrap_err()
-                .to_string()
-        };
         let service = refused(&|it| it.key.as_mut().unwrap().name = "web".into());
         assert!(
             service.contains("does not stand for a Gateway"),
@@ -410,6 +461,20 @@ mod tests {
             tls.certificates = vec![tls.certificates[0].clone(); CERTIFICATES_PER_LISTENER_MAX + 1];
         });
         assert!(certificates.contains("tls.certificates"), "{certificates}");
+        let port = refused(&|it| it.listeners[0].port = 0);
+        assert!(port.contains("listeners.port"), "{port}");
+        let host = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].host = Some(w::HostMatch { host: None });
+        });
+        assert!(host.contains("hosts"), "{host}");
+        let route = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
+        });
+        assert!(route.contains("virtual_hosts.routes"), "{route}");
+    }
+
+    #[test]
+    fn relays_and_validations_that_do_not_fit_are_refused() {
         for (change, expected) in [
             (
                 (&|it: &mut w::IngressGateway| it.relaying_listeners[0].relay = Some(7))
@@ -421,6 +486,18 @@ mod tests {
                 "of another kind",
             ),
             (&|it| it.listeners[0].relay = Some(0), "of another kind"),
+            (
+                &|it| it.terminating_listeners[0].tls = None,
+                "of another kind",
+            ),
+            (
+                &|it| it.terminating_listeners[0].relay = Some(0),
+                "of another kind",
+            ),
+            (
+                &|it| it.terminating_listeners[1].port = 443,
+                "some that relay",
+            ),
             (
                 &|it| it.relaying_listeners[0].port = 5432,
                 "some that relay",
@@ -456,15 +533,5 @@ mod tests {
             let text = refused(change);
             assert!(text.contains(expected), "{text}");
         }
-        let port = refused(&|it| it.listeners[0].port = 0);
-        assert!(port.contains("listeners.port"), "{port}");
-        let host = refused(&|it| {
-            it.listeners[0].virtual_hosts[0].host = Some(w::HostMatch { host: None });
-        });
-        assert!(host.contains("hosts"), "{host}");
-        let route = refused(&|it| {
-            it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
-        });
-        assert!(route.contains("virtual_hosts.routes"), "{route}");
     }
 }

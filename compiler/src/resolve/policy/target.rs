@@ -104,6 +104,7 @@ pub(super) fn targets<T>(
             .enumerate()
             .map(|(at, one)| (format!("spec.targetRefs[{at}]"), one))
             .collect(),
+        // As in Istio, the selector decides, or else the namespace.
         (None, None) => {
             return selector.map_or_else(widest, |selector| {
                 vec![selected(metadata, &selector.match_labels)]
@@ -186,7 +187,9 @@ fn services_of<T>(
         (GATEWAY_GROUP, "GatewayClass")
             if is_root(metadata) && listeners.is_own_class(&target.name) =>
         {
-            let gateways = listeners.gateways().filter(|it| it.class == target.name);
+            let gateways = listeners
+                .gateways()
+                .filter(|it| it.class.as_ref() == Some(&target.name));
             let keys: Vec<ServiceKey> = gateways.map(|it| it.service.clone()).collect();
             if keys.is_empty() {
                 let problem = format!("there is no Gateway of class {} yet", target.name);

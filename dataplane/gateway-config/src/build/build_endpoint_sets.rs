@@ -167,6 +167,8 @@ impl SnapshotBuilder {
         self.last_id += 1;
         let id = self.last_id;
         let endpoints = self.endpoints_of(key, port, subset);
+        // A rule may name a service or a port that is not stored. Its set has default values and
+        // `exists` is false.
         let state = self.services.get(key);
         let policy = state.map(|state| state.load_balancer(port, subset));
         let service = state.and_then(|state| state.service.as_ref());
@@ -184,6 +186,7 @@ impl SnapshotBuilder {
                 hostname: hostname_of(key, service),
             })),
             port,
+            // Only a declared port fixes a protocol; without one the first bytes decide.
             protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool: service.map(|s| s.upstream_pool).unwrap_or_default(),
             policy_paths: service.map(|s| s.policy_paths).unwrap_or_default(),

@@ -22,7 +22,7 @@ use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
-use crate::termination::{ListenerTermination, PortClients, PortTermination};
+use crate::termination::{ListenerTermination, ListenerTls, PortClients, PortTermination};
 
 /// The certificates of all Gateways, and the TLS of the listeners that was built from them.
 #[derive(Default)]
@@ -47,6 +47,7 @@ struct NamedKeyPair {
 struct BuiltListener {
     pairs: Vec<Arc<ListenerKeyPair>>,
     clients: Option<Arc<ListenerClientVerifier>>,
+    is_relaying: bool,
     terminator: Arc<Terminator>,
 }
 
@@ -120,22 +121,24 @@ impl SnapshotBuilder {
         let listeners = gateway.listeners.iter();
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
-        if of_port
-            .clone()
-            .any(|it| it.relay == Some(RelayProtocol::TlsPassthrough))
-        {
-            return Some(Arc::new(PortTermination::Passthrough));
-        }
+        let is_relaying = of_port.clone().any(|it| it.relay.is_some());
         if of_port.clone().all(|it| it.certificates.is_none()) {
-            return None;
+            let mut passed = of_port.filter(|it| it.relay == Some(RelayProtocol::TlsPassthrough));
+            let passed = passed.next();
+            return passed.map(|_| Arc::new(PortTermination::Passthrough));
         }
         let mut validations = gateway.client_validations.iter();
         let validation = validations.find(|it| it.ports.contains(&port.port));
         let clients = self.port_clients(key, port.port, validation);
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
-            let terminator = self.listener_terminator(key, listener, &clients);
-            hosts.insert(&host_text(listener.host.as_ref()), terminator);
+            let tls = match listener.certificates {
+                None => ListenerTls::Passed,
+                Some(_) => {
+                    ListenerTls::Terminated(self.listener_terminator(key, listener, &clients))
+                }
+            };
+            hosts.insert(&host_text(listener.host.as_ref()), tls);
         }
         // Without a keyring no host has a terminator. The port is for TLS all the same: without a
         // termination, it would be served in plaintext.
@@ -143,11 +146,15 @@ impl SnapshotBuilder {
             Some(keyring) => keyring.trust().view(&key.tenant),
             None => TrustView::without_bundles(),
         };
-        Some(Arc::new(PortTermination::Gateway(ListenerTermination {
+        let listeners = ListenerTermination {
             hosts,
             trust,
             clients,
-        })))
+        };
+        Some(Arc::new(match is_relaying {
+            true => PortTermination::Relay(listeners),
+            false => PortTermination::Gateway(listeners),
+        }))
     }
 
     /// Returns how a port validates clients; a verifier is built only if the validation changed.
@@ -220,9 +227,12 @@ impl SnapshotBuilder {
         };
         let is_same = |old: &&BuiltListener| {
             old.clients.as_ref().map(Arc::as_ptr) == clients.as_ref().map(Arc::as_ptr)
+                && old.is_relaying == listener.relay.is_some()
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
+        // Each change of the Gateway comes here, and most change neither certificates nor
+        // validation.
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
@@ -230,7 +240,12 @@ impl SnapshotBuilder {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
             clients: ClientCertificates::None,
-            alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            // What is inside a relayed connection is not known.
+            alpn: match listener.relay {
+                Some(_) => Vec::new(),
+                None => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            },
+            // Clients outside the mesh may be too old for TLS 1.3.
             tls12: true,
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
@@ -244,6 +259,7 @@ impl SnapshotBuilder {
         let listener = BuiltListener {
             pairs,
             clients,
+            is_relaying: listener.relay.is_some(),
             terminator: terminator.clone(),
         };
         built.insert(at, listener);

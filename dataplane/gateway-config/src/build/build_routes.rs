@@ -158,6 +158,7 @@ impl SnapshotBuilder {
                 .or_insert_with(|| previous_routes(service));
         }
         let jobs = rules.into_iter().filter(|(service, rules)| {
+            // The rules of an unknown service are compiled when it arrives.
             let is_known = services.contains(service)
                 || self
                     .services

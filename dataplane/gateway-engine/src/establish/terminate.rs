@@ -1,5 +1,5 @@
 //! Terminates TLS of clients without a node proxy, on ports with a Termination and on ports of
-//! Gateways for HTTPS.
+//! Gateways.
 //!
 //! The first byte separates TLS from plaintext. The server name must be one of the service's names.
 //! A client certificate, if the client presents one, determines its identity. The handshakes are
@@ -12,7 +12,9 @@ use canal_gateway_config::{ListenerTermination, PortClients, PortTermination, Te
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
-use canal_identity::{ClientCertificate, ListenerClient, accept_by_server_name};
+use canal_identity::{
+    ClientCertificate, ListenerClient, TerminatedConnection, accept_by_server_name,
+};
 use canal_model::identity::VerifiedPeer;
 use canal_model::program::AppProtocol;
 use canal_tls::{PeerTrustWatch, TlsError};
@@ -110,7 +112,13 @@ pub(super) async fn terminate(
             if let Some(why) = refuse_without_tls(worker, &stream).await {
                 return Err(why);
             }
-            passthrough::read_server_name(worker, stream, permit).await
+            passthrough::accept_by_hello(worker, stream, None, permit).await
+        }
+        PortTermination::Relay(listeners) => {
+            if let Some(why) = refuse_without_tls(worker, &stream).await {
+                return Err(why);
+            }
+            passthrough::accept_by_hello(worker, stream, Some(listeners), permit).await
         }
     }
 }
@@ -145,12 +153,28 @@ async fn terminate_listener_tls(
         || handshake.keep(),
         |name| listeners.choose(name),
     );
-    let terminated = handshake.run(accepting).await?.map_err(|e| {
+    let terminated = handshake.run(accepting).await?;
+    let transport = listener_transport(worker, terminated, &listeners.clients)?;
+    drop(handshake);
+    // A listener's client has no identity of the mesh, so its connection may still have to give
+    // way.
+    permit.end_handshake(false);
+    Ok(transport)
+}
+
+/// Returns the transport of a client whose TLS a listener terminated.
+///
+/// # Errors
+/// The handshake failed; the error is a counter label.
+pub(super) fn listener_transport(
+    worker: &Worker,
+    terminated: Result<TerminatedConnection<TcpStream>, TlsError>,
+    clients: &PortClients,
+) -> Result<ClientTransport, &'static str> {
+    let terminated = terminated.map_err(|e| {
         tracing::debug!(error = %e, "gateway: a TLS handshake with a client of a listener failed, the connection is closed");
         listener_tls_reason(&e)
     })?;
-    drop(handshake);
-    permit.end_handshake(false);
     let certificate = match terminated.listener_client {
         Some(ListenerClient::Valid(certificate)) => Some(certificate),
         Some(ListenerClient::Unvalidated(why)) => {
@@ -169,7 +193,7 @@ async fn terminate_listener_tls(
         server_name: terminated.server_name,
         peer: None,
         certificate,
-        clients: listeners.clients.clone(),
+        clients: clients.clone(),
         inbox: None,
     })
 }

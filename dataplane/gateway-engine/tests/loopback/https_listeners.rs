@@ -34,18 +34,18 @@ const GATEWAY: &str = "public.gateway";
 const PORT: u16 = 443;
 const REFUSED: &str = "canal_gateway_refused_connections_total";
 
-fn secret(name: &str) -> SecretKey {
+pub(crate) fn secret(name: &str) -> SecretKey {
     ("default".parse().unwrap(), name.parse().unwrap())
 }
 
 /// A certificate that signs itself, and its resource.
-struct OwnCertificate {
-    der: CertificateDer<'static>,
-    resource: Resource,
+pub(crate) struct OwnCertificate {
+    pub(crate) der: CertificateDer<'static>,
+    pub(crate) resource: Resource,
 }
 
 impl OwnCertificate {
-    fn new(name: &str, host: &str) -> Self {
+    pub(crate) fn new(name: &str, host: &str) -> Self {
         let key_pair = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         let certificate = params.self_signed(&key_pair).unwrap();
@@ -99,11 +99,11 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
     ]
 }
 
-fn exact(host: &str) -> Option<HostMatch> {
+pub(crate) fn exact(host: &str) -> Option<HostMatch> {
     Some(HostMatch::Exact(host.to_owned()))
 }
 
-fn suffix(domain: &str) -> Option<HostMatch> {
+pub(crate) fn suffix(domain: &str) -> Option<HostMatch> {
     Some(HostMatch::Suffix(domain.to_owned()))
 }
 
@@ -190,7 +190,7 @@ impl HttpsFixture {
     }
 }
 
-async fn connect_to(
+pub(crate) async fn connect_to(
     address: SocketAddr,
     trusted: &[&OwnCertificate],
     name: &'static str,
@@ -199,7 +199,7 @@ async fn connect_to(
     connect_as(address, trusted, None, name, alpn).await
 }
 
-async fn connect_as(
+pub(crate) async fn connect_as(
     address: SocketAddr,
     trusted: &[&OwnCertificate],
     client: Option<&ClientCredential>,
@@ -231,7 +231,7 @@ async fn connect_as(
     connector.connect(name.try_into().unwrap(), stream).await
 }
 
-fn presented(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
+pub(crate) fn presented(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
     stream.get_ref().1.peer_certificates().unwrap()[0].clone()
 }
 
@@ -482,19 +482,19 @@ async fn handshakes_of_a_listener_count_on_its_tenant() {
 }
 
 /// An authority of the listener's clients.
-struct ClientAuthority {
+pub(crate) struct ClientAuthority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// A certificate of a client with its key.
-struct ClientCredential {
+pub(crate) struct ClientCredential {
     certificate: CertificateDer<'static>,
     key: String,
 }
 
 impl ClientAuthority {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -504,8 +504,20 @@ impl ClientAuthority {
         Self { pem, issuer }
     }
 
+    /// Returns the validation of clients at a port that accepts those of the authority.
+    pub(crate) fn validation(&self, port: u16, mode: ClientValidationMode) -> ClientValidation {
+        ClientValidation {
+            ports: [port].into(),
+            mode,
+            authorities: Arc::new(CaCertificates {
+                pem: self.pem.clone(),
+                count: 1,
+            }),
+        }
+    }
+
     /// Issues a certificate that also has a SPIFFE ID of the tenant.
-    fn issue(&self, name: &str) -> ClientCredential {
+    pub(crate) fn issue(&self, name: &str) -> ClientCredential {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -524,14 +536,7 @@ fn validating_gateway(mode: ClientValidationMode, authority: &ClientAuthority) -
     let mut all = gateway(&[("www", exact("www.example.com"), Some("www"))]);
     for resource in &mut all {
         if let Resource::Ingress(gateway) = resource {
-            gateway.client_validations = vec![ClientValidation {
-                ports: [PORT].into(),
-                mode,
-                authorities: Arc::new(CaCertificates {
-                    pem: authority.pem.clone(),
-                    count: 1,
-                }),
-            }];
+            gateway.client_validations = vec![authority.validation(PORT, mode)];
         }
     }
     all

@@ -34,6 +34,7 @@ mod smuggling;
 mod sums;
 mod tcp;
 mod terminate;
+mod terminated_relays;
 mod tier;
 mod timeouts;
 mod tokens;

@@ -603,6 +603,7 @@ async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_end
         let seen = seen.clone();
         async move {
             while peer.head().await.is_some() {
+                // Two chunks and the last one, each a size and a line.
                 for line in 0..6 {
                     peer.line().await;
                     seen.fetch_add(usize::from(line == 0), SeqCst);
@@ -622,6 +623,8 @@ async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_end
     serve(&mirror);
     fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
     let mut client = HttpClient::connect(fixture.web).await;
+    // While a body is sent: nothing changes, the mirror's endpoint changes, and the policies
+    // change.
     let mut change: Vec<Box<dyn Fn()>> = vec![Box::new(|| ()), Box::new(|| serve(&other))];
     change.push(Box::new(|| {
         let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];

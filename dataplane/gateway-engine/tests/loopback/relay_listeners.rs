@@ -26,7 +26,7 @@ const TCP_PORT: u16 = 5432;
 const REFUSED: &str = "canal_gateway_refused_connections_total";
 
 /// A server that sends its name, and then back what it receives.
-async fn echo(name: &'static [u8; 1]) -> OriginServer {
+pub(crate) async fn echo(name: &'static [u8; 1]) -> OriginServer {
     OriginServer::each(move |mut peer| async move {
         peer.write(name).await;
         while let Some(byte) = peer.exactly(1).await {
@@ -37,7 +37,7 @@ async fn echo(name: &'static [u8; 1]) -> OriginServer {
 }
 
 /// Returns the ClientHello of a client with this server name, or without one if it is empty.
-fn hello(name: &str) -> Vec<u8> {
+pub(crate) fn hello(name: &str) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap();
@@ -134,7 +134,7 @@ impl RelayFixture {
 }
 
 /// Sends bytes in two parts, and returns the name of the server that sends them back.
-async fn relayed(address: SocketAddr, bytes: &[u8]) -> std::io::Result<u8> {
+pub(crate) async fn relayed(address: SocketAddr, bytes: &[u8]) -> std::io::Result<u8> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (first, rest) = bytes.split_at(bytes.len() / 2);

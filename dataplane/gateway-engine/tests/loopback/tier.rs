@@ -73,6 +73,7 @@ impl TierNetns {
             replica.ip(&format!("addr add {own} dev lo"));
         }
         replica.ip(&format!("addr add {OWN6}/128 dev lo nodad"));
+        // 77 is an ID that no service has.
         for id in [WEB[0], WEB[1], OTHER, TIER, GATEWAY, 77] {
             replica.ip(&format!("addr add 240.0.0.{id}/32 dev lo"));
             replica.ip(&format!("addr add fdca:a1:0:240::{id}/128 dev lo nodad"));

@@ -1,0 +1,287 @@
+//! Tests of Gateways of Istio: the listeners of their servers, what closes or leaves out a server, and
+//! the VirtualServices that bind to them.
+
+use canal_attachment::{ATTACHED_HOSTS_PER_ROUTE_MAX, LISTENERS_PER_GATEWAY_MAX, gateway_name};
+use canal_model::ids::Namespace;
+use canal_model::program::HostMatch;
+
+use crate::fixture::{listeners, read, resolved, texts};
+
+fn istio_gateway(name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: {name}, namespace: infra}}\nspec: {{{spec}}}\n---\n"
+    )
+}
+
+fn server(name: &str, port: u16, rest: &str) -> String {
+    format!("{{port: {{name: {name}, number: {port}, protocol: HTTP}}, {rest}}}")
+}
+
+/// Returns the listeners of some servers, each with the reason why it is closed, and what was
+/// reported.
+fn of_servers(servers: &[String]) -> (Vec<(String, Option<&'static str>)>, Vec<String>) {
+    let text = istio_gateway("web", &format!("servers: [{}]", servers.join(", ")));
+    let documents = read(&text, true);
+    let (all, found) = resolved(&documents);
+    (listeners(&all), texts(&found))
+}
+
+#[test]
+fn a_gateway_is_served_if_its_selector_selects_canals_ingress() {
+    for (selector, is_own) in [
+        ("{}", true),
+        ("{istio: ingressgateway}", true),
+        ("{app: istio-ingressgateway, istio: ingressgateway}", true),
+        ("{istio: egressgateway}", false),
+        ("{istio: ingressgateway, team: a}", false),
+    ] {
+        let servers = server("http", 80, "hosts: [\"*\"]");
+        let text = istio_gateway(
+            "web",
+            &format!("selector: {selector}, servers: [{servers}]"),
+        );
+        let documents = read(&text, false);
+        let (all, found) = resolved(&documents);
+        assert_eq!(all.gateways().count(), usize::from(is_own), "{selector}");
+        let expected = "spec.selector: the selector selects no ingress of Canal's, so Canal ignores the Gateway";
+        let expected: &[&str] = if is_own { &[] } else { &[expected] };
+        assert_eq!(texts(&found), expected, "{selector}");
+    }
+}
+
+#[test]
+fn what_canal_does_not_serve_closes_its_own_server() {
+    let https = |tls: &str| {
+        format!("{{port: {{name: https, number: 443, protocol: HTTPS}}, hosts: [\"*\"]{tls}}}")
+    };
+    let invalid = "Invalid";
+    for (server, reason, problem) in [
+        (
+            https(", tls: {mode: MUTUAL, credentialName: a}"),
+            invalid,
+            "spec.servers[1].tls.mode: TLS of mode \"MUTUAL\" is not served in this version",
+        ),
+        (
+            https(", tls: {credentialName: a}"),
+            invalid,
+            "spec.servers[1].tls.mode: TLS of mode \"PASSTHROUGH\" is not served in this version",
+        ),
+        (
+            https(", tls: {mode: SIMPLE}"),
+            invalid,
+            "spec.servers[1].tls.credentialNames: a server for HTTPS needs a certificate",
+        ),
+        (
+            https(", tls: {mode: SIMPLE, credentialName: a, credentialNames: [b]}"),
+            invalid,
+            "spec.servers[1].tls.credentialNames: only one of credentialName and credentialNames may be set",
+        ),
+        (
+            https(", tls: {mode: SIMPLE, credentialName: missing}"),
+            "InvalidCertificateRef",
+            "spec.servers[1].tls.credentialName: there is no Secret infra/missing",
+        ),
+        (
+            https(", tls: {mode: SIMPLE, credentialName: \"a/b\"}"),
+            "InvalidCertificateRef",
+            "spec.servers[1].tls.credentialName: \"a/b\" is not the name of a Secret",
+        ),
+        (
+            https(&format!(
+                ", tls: {{mode: SIMPLE, credentialNames: [{}]}}",
+                vec!["a"; 65].join(", ")
+            )),
+            invalid,
+            "spec.servers[1].tls.credentialNames: the server has 65 certificates, more than 64",
+        ),
+        (
+            https(""),
+            invalid,
+            "spec.servers[1].tls: a server for HTTPS needs TLS settings",
+        ),
+        (
+            server("odd", 81, "hosts: [\"*\"], tls: {mode: SIMPLE}"),
+            invalid,
+            "spec.servers[1].tls: a server for HTTP has no TLS settings but httpsRedirect",
+        ),
+        (
+            server("odd", 15008, "hosts: [\"*\"]"),
+            invalid,
+            "spec.servers[1].port.number: port 15008 is that of Canal's own connections",
+        ),
+        (
+            "{port: {name: tcp, number: 9000, protocol: TCP}, hosts: [\"*\"]}".to_owned(),
+            "UnsupportedProtocol",
+            "spec.servers[1].port.protocol: servers of protocol \"TCP\" are not served in this version",
+        ),
+    ] {
+        let first = "{port: {name: http, number: 80, protocol: http2}, hosts: [a.example]}";
+        let (found, reported) = of_servers(&[first.to_owned(), server]);
+        assert_eq!(found[0], ("http".to_owned(), None), "{problem}");
+        assert_eq!(found[1].1, Some(reason), "{problem}");
+        assert_eq!(reported, [problem]);
+    }
+    // A field that Canal does not know closes its server too, and one outside all of them.
+    let odd = server("odd", 81, "hosts: [\"*\"], colour: red");
+    let (found, _) = of_servers(&[server("http", 80, "hosts: [\"*\"]"), odd]);
+    let reasons: Vec<_> = found.iter().map(|(_, reason)| *reason).collect();
+    assert_eq!(reasons, [None, Some(invalid)]);
+}
+
+#[test]
+fn the_first_of_two_servers_keeps_what_both_have() {
+    let tcp = "{port: {name: tcp, number: 80, protocol: TCP}, hosts: [c.example]}".to_owned();
+    let (found, reported) = of_servers(&[
+        server("a", 80, "hosts: [a.example, \"*\"]"),
+        server("a", 81, "hosts: [b.example]"),
+        tcp,
+        server("d", 80, "hosts: [a.example], tls: {httpsRedirect: true}"),
+        server("e", 80, "hosts: [a.example, e.example]"),
+        server("f", 82, "hosts: []"),
+        server(
+            "g",
+            83,
+            "hosts: [\"a.*.example\", g.example, \"x/g.example\"]",
+        ),
+    ]);
+    let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a/*", "a/a.example", "e/e.example", "g"]);
+    assert!(found.iter().all(|(_, reason)| reason.is_none()));
+    assert_eq!(
+        reported,
+        [
+            "spec.servers[1].port.name: an earlier server has the port name \"a\" too, so this one is left out",
+            "spec.servers[2].port.protocol: servers of protocol \"TCP\" are not served in this version",
+            "spec.servers[2].port.protocol: listener a/* has another protocol on port 80, so this server is left out",
+            "spec.servers[3].hosts[0]: listener a/a.example has the same host on port 80, and keeps it",
+            "spec.servers[5].hosts: the server names no host, so it serves none",
+            "spec.servers[6].hosts[0]: \"a.*.example\" is not a lower-case host name, optionally with the prefix `*.`",
+        ]
+    );
+}
+
+#[test]
+fn hosts_beyond_the_listeners_of_a_gateway_are_left_out() {
+    let hosts: Vec<String> = (0..=LISTENERS_PER_GATEWAY_MAX)
+        .map(|n| format!("h{n}.example"))
+        .collect();
+    let (found, reported) =
+        of_servers(&[server("a", 80, &format!("hosts: [{}]", hosts.join(", ")))]);
+    assert_eq!(found.len(), LISTENERS_PER_GATEWAY_MAX);
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(
+        reported[0].contains("more than 512 listeners"),
+        "{reported:?}"
+    );
+}
+
+/// Binds a VirtualService of a namespace with these hosts; returns its listeners, or the problem.
+fn bound(servers: &str, from: &str, gateway: &str, hosts: &[&str]) -> Result<Vec<String>, String> {
+    let text = istio_gateway("web", &format!("servers: [{servers}]"))
+        + &istio_gateway("east", "selector: {istio: east}");
+    let documents = read(&text, false);
+    let (mut all, _) = resolved(&documents);
+    let from = Namespace::new(from).unwrap();
+    let gateway = gateway_name(&from, gateway).unwrap();
+    let hosts: Vec<Option<HostMatch>> = hosts
+        .iter()
+        .map(|host| match *host {
+            "*" => None,
+            host => Some(canal_attachment::hostname::parse(host).unwrap()),
+        })
+        .collect();
+    let attachments = all
+        .bind(&gateway, &from, &hosts, 0)
+        .map_err(|found| found.problem)?;
+    let own = all.gateways().next().unwrap();
+    let name = |listener: usize| own.listeners[listener].listener.name.clone();
+    Ok(attachments.iter().map(|it| name(it.listener)).collect())
+}
+
+#[test]
+fn virtual_services_bind_to_servers_that_have_a_host_of_theirs() {
+    let servers = [
+        server("any", 80, "hosts: [\"*\"]"),
+        server("shop", 81, "hosts: [\"shop/*.example\", a.other.test]"),
+        server("own", 82, "hosts: [\"./*\"]"),
+        server(
+            "redirect",
+            83,
+            "hosts: [a.example], tls: {httpsRedirect: true}",
+        ),
+    ]
+    .join(", ");
+    for (from, gateway, hosts, expected) in [
+        (
+            "shop",
+            "infra/web",
+            &["a.example"][..],
+            Ok(&["any", "shop/*.example"][..]),
+        ),
+        ("other", "infra/web", &["a.example"], Ok(&["any"])),
+        ("infra", "web", &["a.example"], Ok(&["any", "own"])),
+        (
+            "other",
+            "infra/web",
+            &["*"],
+            Ok(&["any", "shop/a.other.test"]),
+        ),
+        (
+            "other",
+            "infra/web",
+            &["*.other.test", "b.test"],
+            Ok(&["any", "shop/a.other.test"]),
+        ),
+        (
+            "shop",
+            "web",
+            &["*"],
+            Err("there is no Gateway shop/web of Istio's kind"),
+        ),
+        (
+            "infra",
+            "east",
+            &["*"],
+            Err("Gateway infra/east is not Canal's"),
+        ),
+    ] {
+        let found = bound(&servers, from, gateway, hosts);
+        let expected = expected
+            .map(|names| {
+                names
+                    .iter()
+                    .map(|name| (*name).to_owned())
+                    .collect::<Vec<_>>()
+            })
+            .map_err(str::to_owned);
+        assert_eq!(found, expected, "{from} {hosts:?}");
+    }
+    let redirect = server(
+        "redirect",
+        83,
+        "hosts: [a.example], tls: {httpsRedirect: true}",
+    );
+    assert_eq!(
+        bound(&redirect, "shop", "infra/web", &["a.example"]),
+        Ok(Vec::new())
+    );
+    let problem = "no server of Gateway infra/web has a host of the object for namespace shop";
+    assert_eq!(
+        bound(&redirect, "shop", "infra/web", &["b.example"]),
+        Err(problem.to_owned())
+    );
+}
+
+#[test]
+fn a_virtual_service_has_a_limited_number_of_hosts_on_its_listeners() {
+    let servers: Vec<String> = (0..129_u16)
+        .map(|n| server(&format!("s{n}"), 1000 + n, "hosts: [\"*\"]"))
+        .collect();
+    let names: Vec<String> = (0..128).map(|n| format!("h{n}.example")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(128 * 128, ATTACHED_HOSTS_PER_ROUTE_MAX);
+    let within = bound(&servers[..128].join(", "), "shop", "infra/web", &names);
+    assert_eq!(within.map(|it| it.len()), Ok(128));
+    let problem = bound(&servers.join(", "), "shop", "infra/web", &names).unwrap_err();
+    assert!(problem.contains("more than 16384 hosts"), "{problem}");
+}

@@ -1,0 +1,498 @@
+//! Delegation between VirtualServices (Istio): the rules of an object, with those of the objects to
+//! which it delegates in place of the rules that do. It merges matches and defaults as Istio does
+//! (`pilot/pkg/model/virtualservice.go`), and resolves nothing else. Start at
+//! [`DelegateIndex::rules_of`].
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_attachment::{MESH, gateway_name};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::Document;
+use canal_model::policy::istio::{
+    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+};
+
+use super::tenant_objects::Sourced;
+use crate::limits::{MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+
+/// The VirtualServices to which others may delegate: those without hosts.
+pub(super) struct DelegateIndex<'a> {
+    delegates: BTreeMap<(&'a Namespace, &'a ObjectName), &'a Sourced<'a, VirtualService>>,
+    /// Objects to which a rule delegates, whether or not they exist.
+    named: BTreeSet<(&'a Namespace, &'a ObjectName)>,
+}
+
+/// A rule as it applies, and where it is written.
+pub(super) struct EffectiveRule<'a> {
+    pub(super) document: &'a Document,
+    /// Namespace in which short names are read.
+    pub(super) namespace: &'a Namespace,
+    /// Path of the rule in its document.
+    pub(super) field: String,
+    pub(super) written: Cow<'a, VirtualServiceRoute>,
+    /// The reason why the rule refuses, if a part of it was rejected.
+    pub(super) broken: Option<String>,
+    /// A problem with the delegation, for a diagnostic. The rule refuses unless it is dropped.
+    pub(super) problem: Option<DelegationProblem>,
+}
+
+/// A problem with a delegation.
+pub(super) struct DelegationProblem {
+    pub(super) code: Code,
+    /// Field of the rule that the problem is about.
+    pub(super) field: &'static str,
+    pub(super) problem: String,
+    pub(super) fix: &'static str,
+    /// Whether the rule can match nothing, so that it is left out.
+    pub(super) drops_rule: bool,
+}
+
+impl<'a> EffectiveRule<'a> {
+    /// Returns the rule of an object of which no rule could be read.
+    pub(super) fn implied(sourced: &Sourced<'a, VirtualService>) -> Self {
+        Self {
+            document: sourced.document,
+            namespace: &sourced.object.metadata.namespace,
+            field: "spec.http[0]".to_owned(),
+            written: Cow::Owned(VirtualServiceRoute::default()),
+            broken: fault_in(sourced.document, "spec.http[0]"),
+            problem: None,
+        }
+    }
+}
+
+impl DelegationProblem {
+    fn refused(code: Code, problem: String, fix: &'static str) -> Option<Self> {
+        Some(Self {
+            code,
+            field: "delegate",
+            problem,
+            fix,
+            drops_rule: false,
+        })
+    }
+}
+
+impl<'a> DelegateIndex<'a> {
+    pub(super) fn new(declared: &'a [Sourced<'a, VirtualService>]) -> Self {
+        let delegates = declared.iter().filter(|it| is_delegate(it));
+        let delegates = delegates.map(|it| {
+            let metadata = &it.object.metadata;
+            ((&metadata.namespace, &metadata.name), it)
+        });
+        let named = declared.iter().flat_map(|it| {
+            let own = &it.object.metadata.namespace;
+            let rules = it.object.spec.http.iter();
+            let named = rules.filter_map(|rule| rule.delegate.as_ref());
+            named.map(move |it| (it.namespace.as_ref().unwrap_or(own), &it.name))
+        });
+        Self {
+            delegates: delegates.collect(),
+            named: named.collect(),
+        }
+    }
+
+    /// Returns whether a rule delegates to this object.
+    pub(super) fn is_named(&self, namespace: &Namespace, name: &ObjectName) -> bool {
+        self.named.contains(&(namespace, name))
+    }
+
+    /// Returns the number of rules of an object with those of its delegates.
+    pub(super) fn count_rules(&self, root: &Sourced<'_, VirtualService>) -> usize {
+        let namespace = &root.object.metadata.namespace;
+        let counts = root.object.spec.http.iter().map(|rule| {
+            self.delegate_of(namespace, rule)
+                .map_or(1, |delegate| delegate.object.spec.http.len())
+        });
+        counts.fold(0, usize::saturating_add)
+    }
+
+    /// Iterates over the rules of an object, at most [`RULES_PER_ROUTE_MAX`]. Each is made when it
+    /// is asked for, because a delegate's rules are copied for each rule that delegates to it.
+    pub(super) fn rules_of<'i>(
+        &'i self,
+        root: &'i Sourced<'a, VirtualService>,
+    ) -> impl Iterator<Item = EffectiveRule<'i>> {
+        let written = root.object.spec.http.iter().enumerate();
+        let rules = written.flat_map(move |(at, rule)| self.expanded(root, at, rule));
+        rules.take(RULES_PER_ROUTE_MAX)
+    }
+
+    fn delegate_of(
+        &self,
+        own: &Namespace,
+        rule: &VirtualServiceRoute,
+    ) -> Option<&'a Sourced<'a, VirtualService>> {
+        let delegate = rule.delegate.as_ref()?;
+        let namespace = delegate.namespace.as_ref().unwrap_or(own);
+        let found = self.delegates.get(&(namespace, &delegate.name)).copied()?;
+        is_exported_to(found, own).then_some(found)
+    }
+
+    /// Returns a rule of an object, or the rules of its delegate.
+    fn expanded<'i>(
+        &'i self,
+        root: &'i Sourced<'a, VirtualService>,
+        at: usize,
+        rule: &'i VirtualServiceRoute,
+    ) -> Box<dyn Iterator<Item = EffectiveRule<'i>> + 'i> {
+        let field = format!("spec.http[{at}]");
+        let namespace = &root.object.metadata.namespace;
+        let mut own = EffectiveRule {
+            document: root.document,
+            namespace,
+            broken: fault_in(root.document, &field),
+            field,
+            written: Cow::Borrowed(rule),
+            problem: None,
+        };
+        let Some(named) = &rule.delegate else {
+            return Box::new(std::iter::once(own));
+        };
+        let has_action =
+            !rule.route.is_empty() || rule.redirect.is_some() || rule.direct_response.is_some();
+        let found = self.delegate_of(namespace, rule);
+        match found {
+            _ if has_action => {
+                let problem = "a rule that delegates has no route, redirect or directResponse";
+                own.problem = DelegationProblem::refused(
+                    Code::ConflictingActions,
+                    problem.to_owned(),
+                    "remove one of them",
+                );
+            }
+            None => {
+                let namespace = named.namespace.as_ref().unwrap_or(namespace);
+                let problem = format!(
+                    "there is no VirtualService {namespace}/{} without hosts that is exported here",
+                    named.name
+                );
+                let fix = "create it, correct the name, or remove its hosts";
+                own.problem = DelegationProblem::refused(Code::UnresolvedBackend, problem, fix);
+            }
+            Some(delegate) => {
+                let outer = fault_outside_rules(delegate);
+                // What is broken in the rule that delegates is broken in each merged rule.
+                let outer = own.broken.clone().or(outer);
+                let rules = delegate.object.spec.http.iter().enumerate();
+                return Box::new(rules.map(move |(inner_at, inner)| {
+                    merged(
+                        (namespace, rule),
+                        (delegate, inner_at, inner),
+                        outer.clone(),
+                    )
+                }));
+            }
+        }
+        Box::new(std::iter::once(own))
+    }
+}
+
+/// Returns whether an object is one to which others delegate.
+pub(super) fn is_delegate(sourced: &Sourced<'_, VirtualService>) -> bool {
+    sourced.object.spec.hosts.is_empty() && sourced.fault("spec.hosts").is_none()
+}
+
+/// Returns whether an object applies in a namespace.
+pub(super) fn is_exported_to(sourced: &Sourced<'_, VirtualService>, to: &Namespace) -> bool {
+    let own = &sourced.object.metadata.namespace;
+    let export_to = &sourced.object.spec.export_to;
+    let is_meant = |text: &str| match text {
+        "*" => true,
+        "." => own == to,
+        namespace => namespace == to.as_str(),
+    };
+    sourced.fault("spec.exportTo").is_none()
+        && (export_to.is_empty() || export_to.iter().any(|text| is_meant(text)))
+}
+
+/// Rules for connections that are no HTTP. A fault in them leaves the rules of `http` as they are.
+pub(super) const OTHER_PROTOCOLS: [&str; 2] = ["spec.tcp", "spec.tls"];
+
+/// Returns the fault of the object that belongs to no rule and so breaks all of them.
+pub(super) fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> {
+    let mut faults = sourced.document.faults.iter();
+    let outside = faults.find(|f| {
+        f.field.starts_with("spec")
+            && !f.field.starts_with("spec.http[")
+            && !OTHER_PROTOCOLS
+                .iter()
+                .any(|field| is_within(&f.field, field))
+    });
+    outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
+}
+
+/// Returns true for the field `outer` itself, and for what is inside it.
+pub(super) fn is_within(field: &str, outer: &str) -> bool {
+    field
+        .strip_prefix(outer)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Returns the first fault in a rule.
+fn fault_in(document: &Document, rule: &str) -> Option<String> {
+    let mut faults = document.faults.iter();
+    let fault = faults.find(|fault| fault.field.starts_with(rule))?;
+    Some(format!("{}: {}", fault.field, fault.problem))
+}
+
+/// Merges a rule of a delegate into the rule that delegates to it.
+fn merged<'i>(
+    (own, root): (&'i Namespace, &'i VirtualServiceRoute),
+    (delegate, at, inner): (
+        &'i Sourced<'i, VirtualService>,
+        usize,
+        &'i VirtualServiceRoute,
+    ),
+    outer: Option<String>,
+) -> EffectiveRule<'i> {
+    let field = format!("spec.http[{at}]");
+    let namespace = &delegate.object.metadata.namespace;
+    let mut problem = None;
+    let mut written = inner.clone();
+    if inner.delegate.is_some() {
+        let text = "a delegate cannot delegate, as in Istio".to_owned();
+        problem = DelegationProblem::refused(Code::UnsupportedField, text, "write the rules here");
+        written.delegate = None;
+    }
+    let roots = with_full_gateways(own, &root.matches);
+    let leaves = with_full_gateways(namespace, &inner.matches);
+    match merged_matches(roots, leaves) {
+        Some(matches) => written.matches = matches,
+        None => {
+            let text = "no request matches this rule and the one that delegates to it";
+            problem = Some(DelegationProblem {
+                code: Code::MatchNeverApplies,
+                field: "match",
+                problem: text.to_owned(),
+                fix: "write matches that are part of those of the rule that delegates",
+                drops_rule: true,
+            });
+        }
+    }
+    if written.redirect.is_none() && written.route.is_empty() && written.direct_response.is_none() {
+        written.direct_response.clone_from(&root.direct_response);
+    }
+    // A field that the delegate leaves out has the value of the rule that delegates, as in Istio.
+    let defaults = root.clone();
+    written.rewrite = written.rewrite.or(defaults.rewrite);
+    written.timeout = written.timeout.or(defaults.timeout);
+    written.retries = written.retries.or(defaults.retries);
+    written.fault = written.fault.or(defaults.fault);
+    written.cors_policy = written.cors_policy.or(defaults.cors_policy);
+    written.headers = written.headers.or(defaults.headers);
+    written.mirror = written.mirror.or(defaults.mirror);
+    written.mirror_percent = written.mirror_percent.or(defaults.mirror_percent);
+    written.mirror_percentage = written.mirror_percentage.or(defaults.mirror_percentage);
+    if written.mirrors.is_empty() {
+        written.mirrors = defaults.mirrors;
+    }
+    EffectiveRule {
+        document: delegate.document,
+        namespace,
+        broken: outer.or_else(|| fault_in(delegate.document, &field)),
+        field,
+        written: Cow::Owned(written),
+        problem,
+    }
+}
+
+/// Returns the matches with the full names of their Gateways, which two namespaces may spell
+/// differently.
+fn with_full_gateways(own: &Namespace, matches: &[HttpMatchRequest]) -> Vec<HttpMatchRequest> {
+    let full = |written: &String| match gateway_name(own, written) {
+        Ok((namespace, name)) if written != MESH => format!("{namespace}/{name}"),
+        _ => written.clone(),
+    };
+    let with_full = |it: &HttpMatchRequest| HttpMatchRequest {
+        gateways: it.gateways.iter().map(full).collect(),
+        ..it.clone()
+    };
+    // One more than the limit is enough for the diagnostic about it.
+    matches
+        .iter()
+        .take(MATCHES_PER_RULE_MAX + 1)
+        .map(with_full)
+        .collect()
+}
+
+/// Merges the matches of two rules; `None` if one of the delegate's is no part of any of the root's.
+fn merged_matches(
+    roots: Vec<HttpMatchRequest>,
+    leaves: Vec<HttpMatchRequest>,
+) -> Option<Vec<HttpMatchRequest>> {
+    if roots.is_empty() {
+        return Some(leaves);
+    }
+    if leaves.is_empty() {
+        return Some(roots);
+    }
+    let mut merged = Vec::new();
+    for leaf in &leaves {
+        let parts = roots.iter().filter(|root| !is_conflict(root, leaf));
+        let before = merged.len();
+        merged.extend(parts.map(|root| merged_match(root, leaf)));
+        if merged.len() == before {
+            return None;
+        }
+        if merged.len() > MATCHES_PER_RULE_MAX {
+            break;
+        }
+    }
+    Some(merged)
+}
+
+fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRequest {
+    let mut merged = leaf.clone();
+    let root = root.clone();
+    merged.uri = merged.uri.or(root.uri);
+    merged.method = merged.method.or(root.method);
+    merged.authority = merged.authority.or(root.authority);
+    merged.port = merged.port.or(root.port);
+    for (name, condition) in root.headers {
+        merged.headers.entry(name).or_insert(condition);
+    }
+    for (name, condition) in root.query_params {
+        merged.query_params.entry(name).or_insert(condition);
+    }
+    if merged.gateways.is_empty() {
+        merged.gateways = root.gateways;
+    }
+    merged
+}
+
+/// Returns whether a match of a delegate is no part of a match of the rule that delegates.
+fn is_conflict(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> bool {
+    let is_outside = |root: &BTreeMap<String, StringMatch>, leaf: &BTreeMap<_, _>| {
+        let mut leaves = leaf.iter();
+        leaves.any(|(name, condition)| differs(root.get(name), Some(condition)))
+    };
+    differs(root.uri.as_ref(), leaf.uri.as_ref())
+        || differs(root.method.as_ref(), leaf.method.as_ref())
+        || differs(root.authority.as_ref(), leaf.authority.as_ref())
+        || is_outside(&root.headers, &leaf.headers)
+        || is_outside(&root.query_params, &leaf.query_params)
+        || root.ignore_uri_case != leaf.ignore_uri_case
+        || matches!((root.port, leaf.port), (Some(root), Some(leaf)) if root != leaf)
+        || !root.gateways.is_empty() && leaf.gateways.iter().any(|it| !root.gateways.contains(it))
+}
+
+/// Returns whether a text that the delegate's condition accepts may be one that the other refuses,
+/// as far as Istio decides it: two conditions of which one is a regular expression always differ.
+fn differs(root: Option<&StringMatch>, leaf: Option<&StringMatch>) -> bool {
+    let (Some(root), Some(leaf)) = (root, leaf) else {
+        return false;
+    };
+    match (root, leaf) {
+        (
+            StringMatch {
+                exact: Some(root), ..
+            },
+            StringMatch {
+                exact: Some(leaf), ..
+            },
+        ) => root != leaf,
+        (
+            StringMatch {
+                prefix: Some(root), ..
+            },
+            StringMatch {
+                prefix: Some(leaf), ..
+            }
+            | StringMatch {
+                exact: Some(leaf), ..
+            },
+        ) => !leaf.starts_with(root.as_str()),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(text: &str) -> StringMatch {
+        StringMatch {
+            exact: Some(text.to_owned()),
+            ..StringMatch::default()
+        }
+    }
+
+    fn prefix(text: &str) -> StringMatch {
+        StringMatch {
+            prefix: Some(text.to_owned()),
+            ..StringMatch::default()
+        }
+    }
+
+    fn regex(text: &str) -> StringMatch {
+        StringMatch {
+            regex: Some(text.to_owned()),
+            ..StringMatch::default()
+        }
+    }
+
+    #[test]
+    fn a_condition_of_a_delegate_is_part_of_the_roots() {
+        for (root, leaf, expected) in [
+            (exact("/a"), exact("/a"), false),
+            (exact("/a"), exact("/b"), true),
+            (exact("/a"), prefix("/a"), true),
+            (prefix("/a"), prefix("/a/b"), false),
+            (prefix("/a/b"), prefix("/a"), true),
+            (prefix("/a"), exact("/a/b"), false),
+            (prefix("/a"), regex("/a.*"), true),
+            (regex("/a"), regex("/a"), true),
+            (regex("/a"), StringMatch::default(), true),
+        ] {
+            assert_eq!(
+                differs(Some(&root), Some(&leaf)),
+                expected,
+                "{root:?} {leaf:?}"
+            );
+            assert!(!differs(None, Some(&leaf)) && !differs(Some(&root), None));
+        }
+    }
+
+    #[test]
+    fn matches_of_a_delegate_are_merged_with_each_match_of_the_root() {
+        let of_uri = |uri: StringMatch| HttpMatchRequest {
+            uri: Some(uri),
+            ..HttpMatchRequest::default()
+        };
+        let with_header = |name: &str, uri: StringMatch| HttpMatchRequest {
+            headers: [(name.to_owned(), exact("x"))].into(),
+            ..of_uri(uri)
+        };
+        let roots = vec![with_header("a", prefix("/a")), of_uri(prefix("/b"))];
+        let merged = merged_matches(roots.clone(), vec![with_header("b", exact("/a/c"))]).unwrap();
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].uri, Some(exact("/a/c")));
+        assert_eq!(merged[0].headers.len(), 2);
+        assert_eq!(
+            merged_matches(roots.clone(), vec![of_uri(exact("/c"))]),
+            None
+        );
+        assert_eq!(
+            merged_matches(roots.clone(), Vec::new()),
+            Some(roots.clone())
+        );
+        assert_eq!(merged_matches(Vec::new(), roots.clone()), Some(roots));
+    }
+
+    #[test]
+    fn gateways_of_a_delegate_are_some_of_the_roots() {
+        let of = |gateways: &[&str]| HttpMatchRequest {
+            gateways: gateways.iter().map(|it| (*it).to_owned()).collect(),
+            ..HttpMatchRequest::default()
+        };
+        let namespace = Namespace::new("shop").unwrap();
+        let full = with_full_gateways(&namespace, &[of(&["web", "infra/web", MESH])]);
+        assert_eq!(full[0].gateways, ["shop/web", "infra/web", MESH]);
+        assert!(is_conflict(&of(&["a/b"]), &of(&["a/b", "a/c"])));
+        assert!(!is_conflict(&of(&["a/b", MESH]), &of(&["a/b"])));
+        assert!(!is_conflict(&of(&["a/b"]), &of(&[])));
+    }
+}
