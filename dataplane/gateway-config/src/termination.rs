@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use canal_identity::{ListenerChoice, Terminator};
+use canal_identity::{ListenerChoice, ListenerClientVerifier, Terminator};
 use canal_router::HostTable;
 use canal_tls::TrustView;
 
@@ -48,6 +48,18 @@ pub struct ListenerTermination {
     pub(crate) hosts: HostTable<ListenerTls>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
+    pub clients: PortClients,
+}
+
+/// The clients of a Gateway's port for HTTPS.
+#[derive(Debug, Clone, Default)]
+pub enum PortClients {
+    /// They are not asked for a certificate.
+    #[default]
+    Unasked,
+    Validated(Arc<ListenerClientVerifier>),
+    /// Their certificates cannot be validated, so there are none.
+    Refused,
 }
 
 impl ListenerTermination {

@@ -8,7 +8,7 @@ mod passthrough;
 mod sniff;
 mod terminate;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::rc::Rc;
@@ -237,6 +237,7 @@ async fn establish_plaintext(
         server_name,
         peer,
         certificate,
+        clients,
         inbox,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
@@ -249,7 +250,8 @@ async fn establish_plaintext(
             secured: false,
             tls,
             principal: ClientPrincipal {
-                certificate: certificate.map(|it| it.forwarded),
+                certificate,
+                validated: RefCell::new((clients, true)),
                 ..ClientPrincipal::default().named(server_name)
             },
         },

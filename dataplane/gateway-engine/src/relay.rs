@@ -117,6 +117,10 @@ impl RelayedConnection {
             leg: client,
         };
         let again = || {
+            // The listener or its routes may be gone.
+            if !route::is_relayed(&self.worker, &self.session) {
+                return Err(AuthorizationInterrupt::Fault(ProxyError::NoRoute));
+            }
             OngoingAuthorization::without_request(&self.session, selected)
                 .reauthorize_connection(&self.worker)
         };

@@ -240,8 +240,8 @@ fn check_port(view: &PortView, protocol: &ListenerProtocol) -> Result<(), TestCa
             let is_right = matches!(termination, Some(PortTermination::Gateway(_)));
             (is_right, AppProtocol::Http1)
         }
-        ListenerProtocol::Tls => {
-            let is_right = matches!(termination, Some(PortTermination::Passthrough));
+        ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => {
+            let is_right = termination.is_some_and(PortTermination::is_relaying);
             (is_right, AppProtocol::Tcp)
         }
         ListenerProtocol::Tcp => (termination.is_none(), AppProtocol::Tcp),
@@ -268,16 +268,29 @@ fn check_name(
     if is_open {
         check_port(view.unwrap(), &owner.listener.protocol)?;
     }
-    if let Some(PortTermination::Gateway(listeners)) = view.unwrap().termination.as_deref() {
+    if let Some(PortTermination::Gateway(listeners) | PortTermination::Relay(listeners)) =
+        view.unwrap().termination.as_deref()
+    {
+        let is_passed = listeners.passes_through(Some(name));
         let choice = listeners.choose(Some(name));
+        let is_terminated = matches!(choice, ListenerChoice::Terminator(_));
         // Without its Secret, an open listener has no certificate yet.
-        let has_certificate = is_open && !owner.listener.certificates.is_empty();
-        let is_right = match choice {
-            ListenerChoice::Terminator(_) => has_certificate,
-            ListenerChoice::NoCertificate => !has_certificate,
-            ListenerChoice::NoListener => false,
-        };
-        prop_assert!(is_right, "{port} {name}: {choice:?}");
+        let has_certificate = !owner.listener.certificates.is_empty();
+        let terminates = is_open && owner.listener.protocol.terminates_tls();
+        prop_assert_eq!(
+            is_terminated,
+            terminates && has_certificate,
+            "{} {}",
+            port,
+            name
+        );
+        if is_open {
+            prop_assert_eq!(is_passed, !terminates, "{} {}", port, name);
+        }
+        prop_assert!(
+            !matches!(choice, ListenerChoice::NoListener),
+            "{port} {name}"
+        );
     }
     let routes = service.routes.as_ref().expect("a Gateway has routes");
     let request = IngressRequest {
@@ -364,7 +377,7 @@ fn every_open_listener_of_any_mix_is_served() {
             let at = match listener.protocol {
                 ListenerProtocol::Http => 0,
                 ListenerProtocol::Https => 1,
-                ListenerProtocol::Tls => 2,
+                ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => 2,
                 ListenerProtocol::Tcp => 3,
                 ListenerProtocol::Other(_) => continue,
             };
