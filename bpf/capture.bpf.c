@@ -255,6 +255,7 @@ static __always_inline int redirect_to_proxy(struct bpf_sock_addr *ctx, const st
 	char no_device[4] = {};
 	__u32 refused;
 
+	/* The hook always has a socket, but the verifier requires the check. */
 	if (!sk)
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
 	if (pod) {
@@ -272,6 +273,7 @@ static __always_inline int redirect_to_proxy(struct bpf_sock_addr *ctx, const st
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
 	*proxy = proxy_address(pod, to, ctx->user_port);
 	__builtin_memset(s, 0, sizeof(*s));
+	/* The proxy's addresses differ in this word only. */
 	s->key.proxy_suffix_be = proxy->w[3];
 	put_words(s->origin.destination_ip, to);
 	s->origin.destination_port_be = ctx->user_port;

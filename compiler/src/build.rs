@@ -56,6 +56,8 @@ pub(crate) fn build(
         homes: checked.homes,
         direct: checked.direct,
         security: checked.security,
+        offload_preferences: checked.offload_preferences,
+        traffic_priorities: checked.traffic_priorities,
     })
 }
 
@@ -78,6 +80,7 @@ fn ingress(
     let gateways = ingress.listeners.gateways().map(|gateway| {
         let listeners = gateway.listeners.iter().enumerate().map(|(at, placed)| {
             let own = hosts.remove(&(gateway.service.clone(), at));
+            // A listener without routes has no hosts.
             let mut virtual_hosts: Vec<VirtualHost> = own
                 .unwrap_or_default()
                 .into_iter()
@@ -129,6 +132,7 @@ fn close_beyond_limit(
                     continue;
                 }
                 for route in &host.routes {
+                    // A route without a rule on this Gateway adds nothing to its tables.
                     let Some(size) = weights.get(route) else {
                         continue;
                     };

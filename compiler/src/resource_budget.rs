@@ -2,14 +2,22 @@
 //! soon as they exceed their limit. The controller computes the limit from the tenant's shares.
 //! Start at [`ResourceBudget`].
 
+use std::collections::{BTreeSet, HashMap};
+
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
 use canal_model::certificate::{CaCertificates, ServingCertificate};
-use canal_model::program::{EndpointPort, HostMatch, RouteRule, Workload};
+use canal_model::ids::ServiceKey;
+use canal_model::program::{
+    BackendTarget, EndpointPort, HostMatch, RouteAction, RouteRule, Workload,
+};
 
 use crate::route_weight::RouteWeights;
 
 /// Bytes of one host of a route on a listener, without its text.
 const ATTACHED_HOST_BYTES: u64 = 256;
+
+/// Bytes of an endpoint in one endpoint set of a gateway.
+const SET_ENDPOINT_BYTES: u64 = 128;
 
 /// Size of one tenant's resources, or the limit on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +79,42 @@ impl ResourceBudget {
             rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
         self.used.route_table_bytes += self.weights.add(rule);
         self.add_resource(texts)
+    }
+
+    /// Counts the endpoint sets of subsets that rules name: a gateway has one for each port of a
+    /// service and each subset, with all endpoints of the subset. It reads all workloads of the
+    /// service for each of them, so all count.
+    pub(crate) fn add_subsets(&mut self, rules: &[RouteRule], workloads: &[Workload]) {
+        let backends = rules.iter().flat_map(|rule| match &rule.action {
+            RouteAction::Split(backends) => backends.as_slice(),
+            RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
+        });
+        let backends = backends.map(|backend| &backend.target);
+        let mirrors = rules.iter().flat_map(|rule| &rule.mirrors);
+        let targets = backends.chain(mirrors.map(|mirror| &mirror.target));
+        let subsets: BTreeSet<_> = targets
+            .filter_map(|target| match target {
+                BackendTarget::Service {
+                    service,
+                    port,
+                    subset,
+                } => (!subset.is_empty()).then_some((service, port, subset)),
+                _ => None,
+            })
+            .collect();
+        if subsets.is_empty() {
+            return;
+        }
+        let mut endpoints: HashMap<(&ServiceKey, u16), u64> = HashMap::new();
+        for endpoint in workloads.iter().flat_map(|workload| &workload.endpoints) {
+            *endpoints
+                .entry((&endpoint.service, endpoint.port))
+                .or_default() += 1;
+        }
+        for (service, port, _) in subsets {
+            let count = endpoints.get(&(service, *port)).copied();
+            self.used.route_table_bytes += SET_ENDPOINT_BYTES * count.unwrap_or_default();
+        }
     }
 
     /// Counts bytes of one more route table with rules that were counted before. Returns false, and

@@ -81,7 +81,7 @@ fn stops(yaml: &str, max: CompiledSize) {
     };
     assert!(
         !output.size.exceeds(&bound),
-        "it went on: {:?}",
+        "the compiler went on beyond its budget: {:?}",
         output.size
     );
     assert!(
@@ -219,6 +219,54 @@ fn regular_expressions_are_charged_their_automata_for_each_host() {
 }
 
 /// N3: one broken rule on 256 services is one mistake, and a tenant's mistakes are bounded.
+#[test]
+fn subsets_are_charged_the_endpoints_of_their_service() {
+    let rules = |subsets: usize| {
+        let names = || (0..subsets).map(|n| format!("v{n}"));
+        let defined: Vec<String> = names()
+            .map(|name| format!("{{name: {name}, labels: {{version: {name}}}}}"))
+            .collect();
+        let to = |name: &String| {
+            format!(
+                "{{match: [{{uri: {{exact: /{name}}}}}], route: [{{destination: {{host: s0, subset: {name}}}}}]}}"
+            )
+        };
+        let named: Vec<String> = names().map(|name| to(&name)).collect();
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: s0}}\nspec: {{host: s0, subsets: [{}]}}\n---\n\
+             apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: s0}}\nspec: {{hosts: [s0], http: [{}]}}\n---\n",
+            defined.join(", "),
+            // Further rules for a subset use its set.
+            [named.clone(), named].concat().join(", ")
+        )
+    };
+    let pods = |count: usize| -> String {
+        (0..count)
+            .map(|n| {
+                format!(
+                    "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{n}, labels: {{app: web, version: v1}}}}\nspec: {{nodeName: n}}\nstatus: {{podIP: 10.1.0.{}, podIPs: [{{ip: 10.1.0.{}}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n---\n",
+                    n + 1,
+                    n + 1
+                )
+            })
+            .collect()
+    };
+    let bytes = |subsets, count| {
+        let yaml = services(1, 1) + &rules(subsets) + &pods(count);
+        within(&yaml, CompiledSize::UNLIMITED)
+            .size
+            .route_table_bytes
+    };
+    assert_eq!(bytes(2, 7) - bytes(2, 4), 2 * 3 * 128);
+    assert_eq!(bytes(5, 7) - bytes(5, 4), 5 * 3 * 128);
+    let yaml = services(1, 1) + &rules(40) + &pods(200);
+    let max = CompiledSize {
+        route_table_bytes: bytes(40, 0) + 40 * 200 * 128 - 1,
+        ..CompiledSize::UNLIMITED
+    };
+    assert!(within(&yaml, max).is_stopped);
+}
+
 #[test]
 fn a_tenants_diagnostics_are_bounded() {
     let rules =

@@ -242,6 +242,8 @@ impl GoldenCase {
             {
                 case.jwks.insert(uri.to_owned(), keys.to_owned());
             }
+            // `#!` is a request to explain, `#?` one to the oracle, and `#>` one that arrives at a
+            // Gateway.
             case.journeys
                 .extend(line.strip_prefix("#! ").map(str::to_owned));
             case.questions
@@ -348,6 +350,7 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
         RoutingVerdict::Answer { rule, answer } => {
             let mut text = format!("{} {} answers", rule.kind, rule.rule);
             match answer {
+                // The oracle has no answer where the gateway refuses the request itself.
                 None => text += " 400",
                 Some(answer) => {
                     write!(text, " {}", answer.status).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use canal_compiler::limits::*;
 use canal_compiler::{CompileInput, CompileOutput, compile};
+use canal_model::limits::CORS_LIST_BYTES_MAX;
 use canal_model::program::{AppProtocol, DirectAudience, Resource, RouteAction, RouteRule};
 
 use crate::parsed_tenant::{ParsedTenant, assert_decodes};
@@ -217,6 +218,7 @@ fn texts_and_regular_expressions() {
             "a".repeat(bytes)
         ))
     });
+    // Here too the slash counts as one byte.
     let regex = |bytes: usize| {
         rule_with_match(&format!(
             "{{path: {{type: RegularExpression, value: /{}}}}}",
@@ -510,7 +512,7 @@ fn resolvers_of_a_tenant() {
         assert_eq!(
             (count(&output), output.diagnostics.len()),
             (1, 1),
-            "{none}: left out, by name"
+            "{none} is left out with one diagnostic"
         );
     }
 }
@@ -893,4 +895,28 @@ fn evaluations_for_the_audience_of_direct_endpoints() {
         (square + 1, 2),
         "the rest is sent to no data plane"
     );
+}
+
+#[test]
+fn bytes_of_a_list_of_cors() {
+    // Each name counts with its comma.
+    let names = |bytes: usize| {
+        let mut names = vec!["x".repeat(63); 63];
+        names.push("x".repeat(bytes - 63 * 64 - 1));
+        names.join(", ")
+    };
+    for list in ["allowHeaders", "exposeHeaders"] {
+        check(CORS_LIST_BYTES_MAX, "bytes, more than", |bytes| {
+            route(&format!(
+                "  rules:\n  - filters: [{{type: CORS, cors: {{allowOrigins: ['https://a.example'], {list}: [{}]}}}}]\n    backendRefs: [{BACKEND}]\n",
+                names(bytes)
+            ))
+        });
+        check(CORS_LIST_BYTES_MAX, "bytes, more than", |bytes| {
+            format!(
+                "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [web]\n  http:\n  - corsPolicy: {{allowOrigins: [{{exact: 'https://a.example'}}], {list}: [{}]}}\n    route: [{{destination: {{host: web}}}}]\n",
+                names(bytes)
+            )
+        });
+    }
 }

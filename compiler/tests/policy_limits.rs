@@ -267,6 +267,7 @@ fn issuers_and_their_keys() {
             " ".repeat(n)
         ))
     };
+    // The two quotes are YAML's and not part of the value.
     let padding = KEYS_BYTES_MAX - (KEYS.len() - 2);
     assert_eq!(keyed(&output(&inline(padding))), [true, true]);
     let beyond = output(&inline(padding + 1));
@@ -572,4 +573,131 @@ fn mirrors_of_a_rule() {
     });
     let served = mirrors.sum::<usize>();
     assert_eq!(served, MIRRORS_PER_RULE_MAX, "requests are served");
+}
+
+/// Returns the text form of the tenant's IR, and the problems of errors.
+fn preferences(yaml: &str) -> (String, Vec<String>) {
+    let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{yaml}"));
+    let (ir, diagnostics) = canal_compiler::build_ir(&tenant.input());
+    let errors = diagnostics.into_iter();
+    let errors = errors.filter(|it| it.severity == canal_model::diagnostic::Severity::Error);
+    let ir = ir.expect("the tenant is valid").to_string();
+    (ir, errors.map(|it| it.problem).collect())
+}
+
+/// Checks that `yaml` has `limit` lines with `marker` in the IR at the limit and beyond it, and an
+/// error only beyond it.
+fn check_preferences(limit: usize, marker: &str, problem: &str, yaml: impl Fn(usize) -> String) {
+    let count = |ir: &str| ir.lines().filter(|line| line.contains(marker)).count();
+    let (ir, errors) = preferences(&yaml(limit));
+    assert_eq!((count(&ir), errors), (limit, vec![]), "at the limit");
+    let (ir, errors) = preferences(&yaml(limit + 1));
+    assert_eq!(count(&ir), limit, "beyond the limit");
+    assert!(
+        errors.len() == 1 && errors[0].contains(problem),
+        "{errors:?}"
+    );
+}
+
+fn priority(name: usize, spec: &str) -> String {
+    format!(
+        "apiVersion: canal.mesh/v1\nkind: TrafficPriority\nmetadata: {{name: t{name}}}\nspec: {{{spec}}}\n---\n"
+    )
+}
+
+#[test]
+fn preferences_of_a_tenant() {
+    check_preferences(
+        OFFLOAD_PREFERENCES_PER_TENANT_MAX,
+        "offload default/",
+        "OffloadPreferences, more than",
+        |count| {
+            let one = |at| {
+                format!(
+                    "apiVersion: canal.mesh/v1\nkind: OffloadPreference\nmetadata: {{name: o{at}}}\nspec: {{servicePort: {{name: web, port: 80}}, targets: {{nic: Allowed}}}}\n---\n"
+                )
+            };
+            (0..count).map(one).collect()
+        },
+    );
+    check_preferences(
+        TRAFFIC_PRIORITIES_PER_TENANT_MAX,
+        "priority default/",
+        "TrafficPriorities, more than",
+        |count| (0..count).map(|at| priority(at, "highShare: 5")).collect(),
+    );
+}
+
+#[test]
+fn comparisons_of_offload_preferences() {
+    // Each preference is compared with each of the pods.
+    const PODS: usize = 2000;
+    let mut pods = String::new();
+    for at in 0..PODS {
+        write!(
+            pods,
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{at}, labels: {{app: web}}, annotations: {{canal.mesh/az: a}}}}\nspec: {{nodeName: n}}\nstatus: {{podIP: 10.0.{}.{}}}\n---\n",
+            at / 250,
+            at % 250 + 1
+        )
+        .unwrap();
+    }
+    check_preferences(
+        OFFLOAD_COMPARISONS_PER_TENANT_MAX / PODS,
+        "offload default/",
+        "comparisons with workloads",
+        |count| {
+            let one = |at| {
+                format!(
+                    "apiVersion: canal.mesh/v1\nkind: OffloadPreference\nmetadata: {{name: o{at}}}\nspec: {{selector: {{matchLabels: {{app: none}}}}, targets: {{nic: Allowed}}}}\n---\n"
+                )
+            };
+            pods.clone() + &(0..count).map(one).collect::<String>()
+        },
+    );
+}
+
+#[test]
+fn parts_of_traffic_priorities() {
+    check_preferences(
+        RULES_PER_PRIORITY_MAX,
+        "=> low",
+        "rules, more than",
+        |count| {
+            priority(
+                0,
+                &format!("rules: [{}]", list(count, |_| "{class: low}".to_owned())),
+            )
+        },
+    );
+    // Four objects of 64 rules with 16 matches have as many matches as a tenant may have.
+    let matches = PRIORITY_MATCHES_PER_TENANT_MAX / 4 / RULES_PER_PRIORITY_MAX;
+    let rule = format!(
+        "{{class: low, matches: [{}]}}",
+        list(matches, |at| format!("{{path: {{value: /{at}}}}}"))
+    );
+    let rules = format!(
+        "rules: [{}]",
+        list(RULES_PER_PRIORITY_MAX, |_| rule.clone())
+    );
+    let full: String = (0..4).map(|at| priority(at, &rules)).collect();
+    check_preferences(
+        PRIORITY_MATCHES_PER_TENANT_MAX,
+        "=> low",
+        "matches; it and those behind it",
+        |count| match count - PRIORITY_MATCHES_PER_TENANT_MAX {
+            0 => full.clone(),
+            _ => full.clone() + &priority(4, "rules: [{class: low}]"),
+        },
+    );
+    let asserting = |count| {
+        let principals = list(count, |at| format!("alpha.example/ns/a/sa/b{at}"));
+        preferences(&priority(0, &format!("assertedBy: [{principals}]")))
+    };
+    let (ir, errors) = asserting(ASSERTING_PRINCIPALS_MAX);
+    let count = |ir: &str| ir.matches("asserted by").count();
+    assert_eq!((count(&ir), errors), (ASSERTING_PRINCIPALS_MAX, vec![]));
+    let (ir, errors) = asserting(ASSERTING_PRINCIPALS_MAX + 1);
+    assert_eq!(count(&ir), ASSERTING_PRINCIPALS_MAX);
+    assert!(errors.len() == 1 && errors[0].contains("principals, more than"));
 }

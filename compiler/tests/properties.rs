@@ -45,7 +45,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
             rule.parent == sent.service && rule.parent_port.is_none_or(|port| port == sent.port)
         })
         .collect();
-    // Without rules, requests go to the service's own endpoints.
+    // Without rules, and on ports that are not HTTP, all goes to the service's own endpoints.
     if own.is_empty() || port.protocol == AppProtocol::Tcp {
         return RoutingVerdict::Service {
             service: sent.service.clone(),
@@ -145,7 +145,10 @@ fn check_sound(resources: &[Resource]) {
             );
         }
     }
-    assert!(kinds.is_sorted(), "parents come first");
+    assert!(
+        kinds.is_sorted(),
+        "resources come after those that they refer to"
+    );
     for rule in routes(resources) {
         assert!(!rule.matches.is_empty(), "{}", rule.key);
         let own = &ports[&rule.parent];
@@ -157,6 +160,7 @@ fn check_sound(resources: &[Resource]) {
         let RouteAction::Split(backends) = &rule.action else {
             continue;
         };
+        // Data planes could choose no backend otherwise.
         assert!(
             backends.iter().any(|backend| backend.weight > 0),
             "{}",

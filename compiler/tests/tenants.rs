@@ -183,6 +183,37 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
     );
 }
 
+#[test]
+fn of_two_tenant_objects_of_one_name_the_younger_counts() {
+    // Objects with equal names and namespaces are duplicates, of which the first one counts.
+    let object = |namespace: &str, day: u32, n: u32| {
+        format!(
+            "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: alpha, namespace: {namespace}, creationTimestamp: \"2026-01-0{day}T00:00:00Z\"}}\nspec: {{vni: {n}, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], homeAz: az{n}, defaultThrottle: {{requests: {{perSecond: {n}, burst: 1}}}}}}\n---\n"
+        )
+    };
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n";
+    for (days, n) in [([1, 2], 2), ([2, 1], 1)] {
+        let text = object("a", days[0], 1) + &object("b", days[1], 2) + service;
+        let output = output("alpha", &text);
+        let tenant = output.resources.iter().find_map(|resource| match resource {
+            Resource::Tenant(tenant) => Some(tenant),
+            _ => None,
+        });
+        assert_eq!(tenant.unwrap().vni.get(), n);
+        let home = format!("az{n}");
+        assert!(output.homes.values().all(|az| az.as_str() == home));
+        assert!(!output.homes.is_empty());
+        let throttles = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Throttle(throttle) => Some(throttle.requests.per_second),
+                _ => None,
+            });
+        assert_eq!(throttles.collect::<Vec<_>>(), [n]);
+    }
+}
+
 /// A tenant with resources of every kind that has a scope.
 const SHARED_TENANT: &str = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {location: KeyServer}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: GatewayReplica\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\

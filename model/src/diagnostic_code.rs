@@ -865,6 +865,18 @@ diagnostic_codes! {
         fix: "Write sessions, packets or requests, each with perSecond.",
         condition: None,
     }
+    706 NotActedOn {
+        title: "the object is read, and not acted on yet",
+        why: "Traffic is handled as without the object.",
+        fix: "Nothing is wrong with the object; it takes effect in a later version.",
+        condition: None,
+    }
+    707 PreferencesDisagree {
+        title: "two OffloadPreferences disagree about a target",
+        why: "The target is never used for the traffic that both are about.",
+        fix: "Write the same value in both, or let only one of them name the target.",
+        condition: None,
+    }
     801 LimitExceeded {
         title: "a limit on the size of objects is exceeded",
         why: "What is beyond the limit is left out or fails closed, so that one tenant cannot exhaust what all share.",

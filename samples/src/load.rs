@@ -201,6 +201,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
             .served_by
             .parse()
             .with_context(|| format!("--served-by {:?} is not a header name", args.served_by))?,
+        // Without a count, the duration ends the run.
         tickets: RequestSchedule::new(args.count.unwrap_or(u64::MAX), duration, args.rate),
     })
 }

@@ -114,6 +114,7 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
             })
         }
         TcpServerMode::Source => {
+            // The first line says how many bytes the server shall send.
             writer
                 .write_all(format!("{}\n", args.size).as_bytes())
                 .await?;

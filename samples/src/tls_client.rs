@@ -124,6 +124,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
     let tcp = TcpStream::connect(&args.address)
         .await
         .with_context(|| format!("connect to {}", args.address))?;
+    // With Nagle's algorithm small writes would wait for acknowledgments.
     tcp.set_nodelay(true)?;
     let mut stream = TlsConnector::from(config)
         .connect(name, tcp)

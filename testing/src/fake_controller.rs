@@ -208,6 +208,7 @@ impl FakeController {
             }
         };
         let address = listener.local_addr().expect("a bound socket");
+        // A test has far fewer than 16 streams that it has not taken yet.
         let (tx, streams) = mpsc::channel(16);
         let (observed, observations) = mpsc::channel(16);
         let refuse: FakeIssueFn = Box::new(|_| Err(Status::unavailable("the test issues nothing")));

@@ -26,15 +26,20 @@ pub const STREAM_WINDOW: u32 = 64 << 10;
 pub const CONNECTION_WINDOW: u32 = 1 << 30;
 /// Maximum stream window, in bytes: 512 MB/s at a round trip of 1 ms.
 pub const STREAM_WINDOW_MAX: u32 = 512 << 10;
-/// Maximum HTTP/2 frame size, in bytes.
+/// Maximum HTTP/2 frame size, in bytes. It is ztunnel's: peers that send frames of 1 MiB must be
+/// understood.
 pub const FRAME_SIZE: u32 = 1 << 20;
-/// Client: maximum size of a header list, in bytes.
+/// Client: maximum size of a header list, in bytes. It is ztunnel's; a response to a CONNECT has
+/// few headers.
 pub const CLIENT_HEADER_LIST: u32 = 16 << 10;
-/// Server: maximum size of a header list, in bytes.
+/// Server: maximum size of a header list, in bytes. It is ztunnel's; a CONNECT also carries
+/// baggage and a trace context.
 pub const SERVER_HEADER_LIST: u32 = 64 << 10;
-/// Client: send buffer per stream, in bytes.
+/// Client: send buffer per stream, in bytes. It is less than ztunnel's 4 MiB, because it bounds
+/// what a stream holds for a peer that does not read.
 pub const CLIENT_SEND_BUFFER: usize = 256 << 10;
-/// Server: send buffer per stream, in bytes.
+/// Server: send buffer per stream, in bytes. It is less than ztunnel's 400 KiB, for the reason of
+/// [`CLIENT_SEND_BUFFER`].
 pub const SERVER_SEND_BUFFER: usize = 256 << 10;
 /// Client: maximum number of streams on one pooled connection.
 pub const POOL_STREAMS_MAX: u32 = 100;

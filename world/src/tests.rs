@@ -448,6 +448,7 @@ fn limits_of_a_world() {
     let problems = Topology::parse(Path::new("big.yaml"), &text).expect_err("eight AZs");
     assert_eq!(brief(&problems[0]), "2: more than 7 AZs; keep at most 7");
 
+    // Each gateway is a line behind the first three, so the last of 255 is in line 258.
     let gateways: String = (0..255)
         .map(|number| format!("- {{name: g{number}, az: a, command: [x]}}\n"))
         .collect();

@@ -115,6 +115,7 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
         ),
         // A fragment can hide its VNI from this switch, and the underlay's MTU is large enough for
         // every tunnel.
+        // The mask covers the bit for more fragments and the offset.
         "ip frag-off & 0x3fff != 0 counter name refused_fragment drop".to_owned(),
         format!("udp dport {VXLAN_PORT} iifname vmap {{ {jumps} }}"),
     ];

@@ -226,6 +226,7 @@ fn the_meshs_input_files_are_written() {
         kinds,
         ["operator", "gateway", "gateway", "node", "node", "node"]
     );
+    // A token is 32 random bytes in hexadecimal.
     assert_eq!(world.operator_token().expect("a token").len(), 64);
     use std::os::unix::fs::PermissionsExt;
     // Tokens and their hashes must be readable by root only.
@@ -463,6 +464,7 @@ fn nothing_starts_before_its_dependencies() {
         );
     let dir = std::env::temp_dir().join(scene::name("stand-in"));
     std::fs::create_dir_all(&dir).expect("a directory");
+    // The stand-ins listen at the port of the readiness probe, 15021.
     for program in ["canal-gateway", "canal-node"] {
         let path = dir.join(program);
         std::fs::write(
@@ -502,8 +504,6 @@ fn nothing_starts_before_its_dependencies() {
         log(&world, "b-n1")
     );
     assert!(waiting("beta/web-0", "capture"), "no capture yet");
-    let mut capture = world.exec("b-n1", &["true"]).expect("a command");
-    drop(capture.status());
     let environment = world.host("beta/web-0").expect("a pod").environment;
     // The listener on 15001 plays the node proxy's capture in the pod's namespace.
     let mut listener = std::process::Command::new("nsenter")

@@ -113,6 +113,8 @@ fn times(world: &World, from: &str, argv: &[&str]) -> [u64; 3] {
 fn round_trips_match_the_links_delays() {
     let world = world("rtt", LINKS);
     let mut wrong = Vec::new();
+    // The timing tier judges medians and so needs more samples; the last argument is the payload's
+    // size.
     let count = if is_timed() { "200" } else { "50" };
     // Both TCP and UDP, because a relay must delay each frame alike.
     for path in PATHS {
@@ -198,6 +200,8 @@ fn losses_are_those_of_the_seed_and_the_share() {
                 "client",
                 &[
                     "canal-world-peer",
+                    // The arguments behind the address: count, bytes of payload, and datagrams per
+                    // second.
                     "datagrams",
                     &to,
                     &BATCH.to_string(),

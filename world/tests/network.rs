@@ -136,7 +136,8 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
 
 /// Writes routes of a node of beta that lead to the addresses of alpha's gateway.
 fn route_to_alpha(world: &World, device: &str) {
-    // Multicast is off on a world's links, so neighbours must be entered.
+    // Multicast is off on a world's links, so neighbours must be entered. The MAC is that of the
+    // first gateway's VXLAN device.
     for lines in [
         [
             "neigh",
@@ -182,6 +183,7 @@ fn route_to_alpha(world: &World, device: &str) {
 fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
     let world = world("spoof", SMOKE);
     // Root on a tenant's node can write any route, so the gateway must not rely on the node.
+    // The node's VXLAN device is named after its tenant's VNI.
     let device = "vx102";
     route_to_alpha(&world, device);
     // The gateway counts each attempt, the second one above the first.

@@ -265,9 +265,11 @@ fn ip(world: &World, host: &str) -> String {
 /// Returns packets of a node of beta: name, arguments of the peer program, and the router's counts.
 fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
     let ip = |host: &str| ip(world, host);
+    // The counts show which rule refused the packet. 827553 is 0xca0a1, the tier's VNI; beta has
+    // VNI 102.
     let vni = RefusedPackets {
         vni: 1,
-        ..RefusedPackets::default() // The counts show which rule refused: VNI first, then peer.
+        ..RefusedPackets::default()
     };
     let peer = RefusedPackets {
         peer: 1,
@@ -750,6 +752,7 @@ fn a_link_can_be_narrow() {
     for (host, device, mtu) in [
         ("gw-1a", "eth0", 1400),
         ("router-az1", "h3", 1400),
+        // The default: 1500 in overlays and 100 more for the headers of the underlay.
         ("gw-1b", "eth0", 1600),
         ("free-0", "eth0", 1300),
         ("b-free1", "p2", 1300),

@@ -74,6 +74,7 @@ fn main() -> ExitCode {
         ["tidy", "--bless"] => tidy(true),
         ["sbom"] => tree::SourceTree::read().and_then(|tree| sbom::write(&tree)),
         ["test", suites @ ..] => suites::run(suites),
+        // A timing run has exit codes of its own.
         ["timing", words @ ..] => {
             return timing::run(words).unwrap_or_else(|e| {
                 eprintln!("xtask: {e:#}");

@@ -490,6 +490,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
     let filler = "# nothing\n".repeat(60_000);
     let mut landed = 0;
     let refusal = loop {
+        // 100 applies of 600 kB are many times what the file may hold.
         assert!(landed < 100, "the limit was never reached");
         let yaml = service(1, &format!("s{landed}"), 1).replace("10.91.0.1", &address(0, landed))
             + &filler;

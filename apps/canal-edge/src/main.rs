@@ -127,6 +127,8 @@ impl Flags {
             device: EdgeDeviceConfig {
                 device: self.device,
                 pin_dir,
+                // Replicas answer to the address to which their routers send, whichever edge of the
+                // AZ it is.
                 address: self.anycast.unwrap_or(self.address),
                 tunnels: self
                     .tunnels
@@ -140,6 +142,7 @@ impl Flags {
             az: self.az,
             controller: ControllerEndpoint {
                 addresses: self.controllers,
+                // clap requires both files except with --detach, which connects to no controller.
                 root: self.root_ca.unwrap_or_default(),
                 token: self.token_file.unwrap_or_default(),
             },

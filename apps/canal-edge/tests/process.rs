@@ -25,6 +25,7 @@ fn maps(m: &EdgeMachine) -> Loaded {
     Loaded::load(&settings, Some(&m.pins())).unwrap()
 }
 
+/// Returns the replica's state in the kernel's map: 1 is up, 2 is down.
 fn up(m: &EdgeMachine, number: u32) -> Option<u32> {
     maps(m).replicas().get(&number).unwrap().map(|r| r.state)
 }

@@ -151,6 +151,7 @@ mod tests {
         let first = started.elapsed();
         let seen = trust.view(&"beta".parse().unwrap());
         // The first update introduces the bundle, the second one revokes a certificate.
+        // The serial number 7 is arbitrary, because no connection presents a certificate here.
         for revoked in [vec![], vec![ca.revocations(&[7])]] {
             let before = seen.current().generation();
             let bundle = ca.bundle("beta", "beta.example", false, revoked);

@@ -412,6 +412,7 @@ async fn a_key_server_lives_and_ends() {
     ));
     let after = requested.lock().unwrap().clone();
     assert!(
+        // The process has requested certificates for its own key and for that of WEB.
         after.len() >= before.len() + 2
             && after[before.len()..]
                 .iter()

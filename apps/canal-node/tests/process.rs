@@ -582,6 +582,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
         );
     }
     m.until("served", || m.listens());
+    // Several attempts, since the change from the old listener to the new one must let none in.
     assert!((0..20).all(|_| !m.plain()));
 
     fs::remove_file(policy).unwrap();

@@ -6,10 +6,10 @@ use canal_wire::api::{Change, Diagnostic, Severity};
 
 /// Returns `file:line:column: error[code]: object: field: problem`, then the fix.
 pub(crate) fn lines(diagnostics: &[Diagnostic]) -> Vec<String> {
-    diagnostics.iter().flat_map(one).collect()
+    diagnostics.iter().flat_map(diagnostic_lines).collect()
 }
 
-fn one(diagnostic: &Diagnostic) -> Vec<String> {
+fn diagnostic_lines(diagnostic: &Diagnostic) -> Vec<String> {
     let Diagnostic {
         file,
         line,
@@ -21,15 +21,16 @@ fn one(diagnostic: &Diagnostic) -> Vec<String> {
         code,
         ..
     } = diagnostic;
-    let spot = match (line, column) {
+    // Positions count from 1; 0 means that the compiler knows no line or no column.
+    let position = match (line, column) {
         (0, _) => String::new(),
         (line, 0) => format!(":{line}"),
         (line, column) => format!(":{line}:{column}"),
     };
-    let place = if file.is_empty() {
+    let location = if file.is_empty() {
         String::new()
     } else {
-        format!("{file}{spot}: ")
+        format!("{file}{position}: ")
     };
     let parts = [object, field, problem]
         .into_iter()
@@ -42,7 +43,7 @@ fn one(diagnostic: &Diagnostic) -> Vec<String> {
         false => format!("[{code}]"),
     };
     let mut lines = vec![format!(
-        "{place}{}{code}: {}",
+        "{location}{}{code}: {}",
         severity(diagnostic),
         parts.join(": ")
     )];

@@ -201,6 +201,7 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
     )?;
     writeln!(text, "failures  sharding   all down  degraded")?;
     // Fewer failures cannot include all backends of every service.
+    // The default is for a tier without services, of which each row is zero.
     let least = shardings
         .iter()
         .flat_map(|sharding| &sharding.services)

@@ -276,6 +276,7 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
     )?;
     implied(&mut text, costs)?;
     writeln!(text, "\nby how busy a CPU may be")?;
+    // The levels surround the default, so that the reader sees how far the result depends on it.
     for level in [0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8] {
         writeln!(
             text,
@@ -467,6 +468,8 @@ mod tests {
         };
         // Half a balancer for each replica; then a fifth of a replica, and a tenth more for
         // redirector and tunnels.
+        // At full CPU, redirector and tunnels each add 2 x 0.5 / 20 = 0.05 of a replica. Without
+        // sessions to endpoints, a balancer holds as many sessions as a replica.
         for (name, costs, want) in [
             ("sessions", costs.clone(), (1.5, 1.0, 0.22)),
             (

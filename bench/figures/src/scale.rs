@@ -141,6 +141,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
         plan: None,
         text: String::new(),
     };
+    // The range has an address in each AZ for every service.
     tier.demands
         .ranges
         .insert("tenant".parse()?, vec!["10.128.0.0/9".parse()?]);
@@ -202,6 +203,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     }
     writeln!(tier.text, "{waves} plans until it has its part")?;
     tier.measure("nothing changed")?;
+    // Any backend would do; the others must take over its buckets.
     tier.replicas
         .retain(|_, replica| replica.backend.as_str() != "backend-00001");
     tier.measure("a backend was removed")?;

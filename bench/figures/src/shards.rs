@@ -21,6 +21,8 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
     let most = size.home + size.away;
     let mut pairs = vec![0_u64; most + 1];
     for (at, one) in tier.services.iter().enumerate() {
+        // A larger overlap would be a fault of the planner, which the linter reports; here the
+        // index must stay valid.
         for other in &tier.services[at + 1..] {
             pairs[overlap(one, other).min(most)] += 1;
         }
@@ -31,6 +33,7 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
         writeln!(
             text,
             "{shared:>15}   {count:>8}  {:>7.3} %",
+            // With fewer than two services there are no pairs to divide by.
             100.0 * *count as f64 / all.max(1) as f64
         )?;
     }

@@ -193,6 +193,7 @@ fn measure(
         let (sum, count) = batches(scene)?;
         cells.batches = (cells.batches.0 + sum, cells.batches.1 + count);
     }
+    // The first error is enough to explain failed flows.
     cells.why = cells.why.take().or_else(|| scene.why());
     Ok(())
 }

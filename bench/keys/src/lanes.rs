@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(
             batch.late(start + WAIT),
             Vec::<usize>::new(),
-            "that was the time of the batch before"
+            "the time of the previous batch ends no later one"
         );
         assert_eq!(batch.add(9, later + WAIT / 2), (false, vec![]));
         assert_eq!(

@@ -170,6 +170,7 @@ fn watch(
         .context("perf has a process id")?;
     rustix::process::kill_process(id, rustix::process::Signal::INT)?;
     watching.wait()?;
+    // A failed load is reported only now, because perf had to end in any case.
     seen.node_us.push(measured?.node_us);
     let script = Command::new("perf")
         .args(["script", "-F", "ip,sym,dso", "-i"])
@@ -179,6 +180,7 @@ fn watch(
         .context("perf")?;
     let text = String::from_utf8_lossy(&script.stdout);
     let mut samples = 0;
+    // `perf script` separates stacks by empty lines.
     for stack in text.split("\n\n").filter(|stack| !stack.trim().is_empty()) {
         let frames: Vec<StackFrame<'_>> = stack.lines().filter_map(StackFrame::read).collect();
         // A stack without frames has no part.
@@ -327,6 +329,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
     let writes = matches!(called, Some("sendto" | "sendmsg" | "write" | "writev"))
         || passes(&["do_writev", "ksys_write"]);
     match called {
+        // A packet to a local socket is delivered on the time of the thread that sends it.
         _ if writes && passes(&["handle_softirqs", "__do_softirq", "net_rx_action"]) => {
             ThreadActivity::Deliver
         }
@@ -338,6 +341,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
             ThreadActivity::Switch
         }
         Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::Poll,
+        // Only a connection's begin and end need these calls.
         Some(
             "accept4" | "setsockopt" | "getsockopt" | "getsockname" | "close" | "epoll_ctl"
             | "shutdown" | "fcntl",
@@ -422,6 +426,7 @@ mod tests {
 
     #[test]
     fn stacks_are_of_their_parts() {
+        // Each stack has the part of its innermost frame, unless system calls decide.
         for (stack, wanted) in [
             (
                 "  55aa __ecp_nistz256_mul_montq (/bin/canal-node)",

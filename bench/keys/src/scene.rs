@@ -128,6 +128,7 @@ impl KeyBenchWorld {
             .parent()
             .context("a program has a folder")?
             .to_path_buf();
+        // `replace` removes the world of a run that was killed.
         let world = World::up(
             &topology,
             &WorldOptions {

@@ -132,6 +132,7 @@ fn up(flags: &ShareFlags, mode: AsymmetricMode) -> anyhow::Result<(World, tempfi
         .parent()
         .context("a program has a folder")?
         .to_path_buf();
+    // `replace` removes the world of a run that was killed.
     let world = World::up(
         &topology,
         &WorldOptions {

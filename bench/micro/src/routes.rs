@@ -112,6 +112,7 @@ impl RuleSet {
             RuleKind::StringPrefixes => PathMatch::StringPrefix(path),
             RuleKind::Regexes => PathMatch::Regex(format!("{path}/[a-z]+/[0-9]+")),
         };
+        // All rules have the same precedence, as in one HTTPRoute; only their indexes order them.
         let precedence = Precedence {
             class: 0,
             specificity: [0, u32::MAX - 30, 1, 0, 0],
@@ -304,6 +305,7 @@ fn services() -> Box<dyn FnMut()> {
         } else {
             next + 1
         };
+        // Rules without a parent port hold for any port, so 80 stands for all.
         let found = table
             .get(request.host())
             .and_then(|router| router.find(80, black_box(&request)));

@@ -88,6 +88,7 @@ impl ProxyLoad {
         } else {
             // CPU time is read outside the run, so start and end of the generator count as well.
             let before = proxy.cpu_us()?;
+            // wrk speaks HTTP/1.1 only and has no rate, so h2load makes the other loads.
             let answers = match (self.case, pace) {
                 (ProxyCase::H2c, LoadPace::Saturated) => {
                     h2load(self.case, proxy, &format!("-D{seconds}"), None)?

@@ -123,6 +123,7 @@ pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
     );
     for case in ProxyCase::ALL {
         let row = |name| rows.iter().find(|r| r.case == case && r.peer.name == name);
+        // Without `--before` only one build has rows.
         let Some((before, after)) = row("canal-before").zip(row("canal")) else {
             continue;
         };

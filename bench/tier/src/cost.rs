@@ -157,6 +157,7 @@ fn show(load: &TierLoad) {
         let runs = spread(load, |round| of(round).runs);
         // A program that does not run for this load gets no row.
         if runs.median > 0.001 {
+            // A round in which the program did not run must not divide by zero.
             let packet = spread(load, |round| of(round).ns / of(round).runs.max(1e-9));
             let request = spread(load, |round| of(round).ns / 1e3);
             println!(

@@ -193,6 +193,7 @@ fn receiver(
     // Without tunnels, packets for the service's address need a local route and no source check.
     let redirector = if socket_path == SocketPath::Bare {
         run_ip(&format!("-n {name} route add local 240.0.0.0/8 dev lo"))?;
+        // New namespaces inherit the filter from the host, and the figure must not depend on that.
         netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0"))??;
         None
     } else {
@@ -211,6 +212,7 @@ fn receiver(
             tunnels: TUNNELS,
         };
         let redirector = RedirectorPrograms::attach(&options)?;
+        // The redirector drops tunnels from hosts that it does not know.
         redirector.hosts().put(&address_be(EDGE), &0)?;
         redirector
             .replicas()

@@ -53,6 +53,7 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
         ("edge and redirector", scene.web_url(CLIENT)?),
         (
             "HAProxy hop",
+            // HAProxy forwards TCP, so the path and size are those of the other URL.
             format!("http://{ip}:{LB_PORT}/blob?size=100"),
         ),
     ];

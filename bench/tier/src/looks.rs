@@ -78,6 +78,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     lab.ip(&format!("netns add {}", lab.name))?;
     lab.ip(&format!("-n {} link set lo up", lab.name))?;
     lab.ip(&format!("-n {} addr add 10.1.1.9/32 dev lo", lab.name))?;
+    // Servers have an address of 240.0.0.0/4, since scans count sessions to services only.
     lab.ip(&format!(
         "-n {} route add local 240.0.0.7 dev lo src 10.1.1.9",
         lab.name

@@ -232,7 +232,7 @@ fn compare(
     let shown = |all: &[Vec<PathFigures>]| -> Value {
         let each = paths.iter().zip(all).map(|(bench_path, runs)| {
             let cpu = RoundSpread::of(runs.iter().map(|run| run.nodes_us));
-            json!({ "road": bench_path.name, "nodes_us": cpu.median, "low": cpu.low, "high": cpu.high })
+            json!({ "path": bench_path.name, "nodes_us": cpu.median, "low": cpu.low, "high": cpu.high })
         });
         each.collect()
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Namespace;
-use canal_model::policy::gateway_api::ParentRef;
+use canal_model::policy::gateway_api::{ParentRef, RelayRule};
 use canal_model::policy::istio_security::{AuthorizationPolicy, ROOT_NAMESPACES};
 use canal_model::policy::{Document, Object, ObjectKind};
 
@@ -62,33 +62,17 @@ fn is_cluster_scoped(kind: ObjectKind) -> bool {
 /// Returns the namespaces that an object names, each with its field.
 fn references(object: &Object) -> Vec<(String, &str)> {
     match object {
-        Object::HttpRoute(route) => {
-            let rules = route.spec.rules.iter().map(|rule| {
-                rule.backend_refs
-                    .iter()
-                    .map(|it| it.namespace.as_ref())
-                    .collect()
-            });
-            of_route(&route.spec.parent_refs, rules)
-        }
-        Object::GrpcRoute(route) => {
-            let rules = route.spec.rules.iter().map(|rule| {
-                rule.backend_refs
-                    .iter()
-                    .map(|it| it.namespace.as_ref())
-                    .collect()
-            });
-            of_route(&route.spec.parent_refs, rules)
-        }
-        Object::UdpRoute(route) => {
-            let rules = route.spec.rules.iter().map(|rule| {
-                rule.backend_refs
-                    .iter()
-                    .map(|it| it.namespace.as_ref())
-                    .collect()
-            });
-            of_route(&route.spec.parent_refs, rules)
-        }
+        Object::HttpRoute(route) => of_route(&route.spec.parent_refs, &route.spec.rules, |rule| {
+            collect_namespaces(&rule.backend_refs, |it| &it.namespace)
+        }),
+        Object::GrpcRoute(route) => of_route(&route.spec.parent_refs, &route.spec.rules, |rule| {
+            collect_namespaces(&rule.backend_refs, |it| &it.namespace)
+        }),
+        Object::TlsRoute(route) => of_relay_route(&route.spec.parent_refs, &route.spec.rules),
+        Object::TcpRoute(route) => of_relay_route(&route.spec.parent_refs, &route.spec.rules),
+        Object::UdpRoute(route) => of_route(&route.spec.parent_refs, &route.spec.rules, |rule| {
+            collect_namespaces(&rule.backend_refs, |it| &it.namespace)
+        }),
         Object::ReferenceGrant(grant) => {
             let from = grant.spec.from.iter().enumerate();
             from.map(|(at, from)| {
@@ -104,9 +88,26 @@ fn references(object: &Object) -> Vec<(String, &str)> {
     }
 }
 
-fn of_route<'a>(
+/// Returns what the backends of a rule name as their namespaces, in order.
+fn collect_namespaces<B>(
+    backends: &[B],
+    namespace_of: impl Fn(&B) -> &Option<Namespace>,
+) -> Vec<Option<&Namespace>> {
+    let backends = backends.iter();
+    backends.map(|it| namespace_of(it).as_ref()).collect()
+}
+
+fn of_relay_route<'a>(parents: &'a [ParentRef], rules: &'a [RelayRule]) -> Vec<(String, &'a str)> {
+    of_route(parents, rules, |rule| {
+        collect_namespaces(&rule.backend_refs, |it| &it.namespace)
+    })
+}
+
+/// Returns the namespaces that a route names; `backends_of` returns those of a rule's backends.
+fn of_route<'a, R>(
     parents: &'a [ParentRef],
-    rules: impl Iterator<Item = Vec<Option<&'a Namespace>>>,
+    rules: &'a [R],
+    backends_of: impl Fn(&'a R) -> Vec<Option<&'a Namespace>>,
 ) -> Vec<(String, &'a str)> {
     let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
         let namespace = parent.namespace.as_ref()?;
@@ -116,7 +117,7 @@ fn of_route<'a>(
         ))
     });
     let mut found: Vec<(String, &str)> = parents.collect();
-    for (rule, backends) in rules.enumerate() {
+    for (rule, backends) in rules.iter().map(backends_of).enumerate() {
         found.extend(backends.iter().enumerate().filter_map(|(at, namespace)| {
             let field = format!("spec.rules[{rule}].backendRefs[{at}].namespace");
             Some((field, (*namespace)?.as_str()))

@@ -42,6 +42,7 @@ fn check_rule(
     for (at, subset) in rule.spec.subsets.iter().enumerate() {
         let field = format!("spec.subsets[{at}]");
         let name = subset.name.as_str();
+        // A subset without a name has an error of its own.
         if !name.is_empty() && !used.contains(&(service.clone(), name)) {
             let problem = format!("no VirtualService sends requests to subset {name:?}");
             let fix = "name it as the destination of a rule, or remove it";
@@ -53,6 +54,7 @@ fn check_rule(
                 fix,
             );
         }
+        // An unknown service has another diagnostic, and one without a selector selects no pods.
         let Some(selector) = selectors.get(&service) else {
             continue;
         };
@@ -64,6 +66,7 @@ fn check_rule(
             .iter()
             .any(|(name, value)| selector.get(name).is_some_and(|other| other != value));
         let namespace = Some(own);
+        // Without pods of the service at all, nothing shows which labels its pods have.
         if pods.has_any(namespace)
             && pods.has_selected(namespace, selector)
             && (is_contradiction || !pods.has_selected(namespace, &labels))

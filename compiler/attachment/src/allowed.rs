@@ -135,6 +135,7 @@ fn check(selector: &LabelSelector) -> Result<(), String> {
         values,
     } in &selector.match_expressions
     {
+        // As in Kubernetes, In and NotIn need values, and the other two have none.
         match (operator.as_str(), values.is_empty()) {
             ("In" | "NotIn", false) | ("Exists" | "DoesNotExist", true) => {}
             ("In" | "NotIn", true) => {

@@ -79,6 +79,7 @@ impl TenantListeners {
         };
         let cost = found.listeners.len().saturating_mul(hosts.len());
         let Some(left) = self.comparisons_left.checked_sub(cost) else {
+            // The objects behind this one must not be bound either.
             self.comparisons_left = 0;
             let problem = format!(
                 "with this object the tenant's routes need more than {COMPARISONS_PER_TENANT_MAX} comparisons with listeners; it and those behind it are on no listener"
@@ -103,6 +104,7 @@ impl TenantListeners {
                 continue;
             }
             is_shared = true;
+            // Such a server serves no rule, but the host is not missing from the Gateway.
             if placed.redirects_to_https || placed.listener.closed.is_some() {
                 continue;
             }

@@ -77,6 +77,7 @@ impl<'a> CertificateIndex<'a> {
         };
         let references = tls.map_or(&[][..], |tls| &tls.certificate_refs);
         match tls.and_then(|tls| tls.mode.as_deref()) {
+            // Terminate is the default of the Gateway API.
             None | Some("Terminate") => {}
             Some(mode) => {
                 let problem = format!("mode {:?} is not one of HTTPS listeners", shorten(mode));
@@ -142,6 +143,7 @@ impl<'a> CertificateIndex<'a> {
         reference: &SecretReference,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
+        // A reference is pending where another object can still make it valid.
         let problem_of = |is_pending, code, reason, problem: String, fix: &str| {
             let fix = fix.to_owned();
             Err(ReferenceProblem {
@@ -202,6 +204,7 @@ impl<'a> CertificateIndex<'a> {
             }
         };
         let key = (namespace.clone(), name.clone());
+        // A certificate that the Gateway has already counts once against the tenant's limits.
         if certificates.contains_key(&key) {
             return Ok(key);
         }

@@ -175,6 +175,7 @@ impl<'a> AuthorityIndex<'a> {
         field: &str,
         report: &mut DocumentReport<'_>,
     ) -> PortValidation {
+        // AllowValidOnly is the default of the Gateway API.
         let mode = match validation.mode.as_deref() {
             None | Some("AllowValidOnly") => ClientValidationMode::AllowValidOnly,
             Some("AllowInsecureFallback") => ClientValidationMode::AllowInsecureFallback,
@@ -208,6 +209,7 @@ impl<'a> AuthorityIndex<'a> {
             }
         }
         match first_fault {
+            // No client can be verified without an authority. One that is usable is enough.
             Some((reason, problem)) if authorities.count == 0 => {
                 PortValidation::Closed(fault(reason, problem))
             }

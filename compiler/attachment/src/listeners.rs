@@ -150,6 +150,27 @@ impl GatewayListeners {
 }
 
 impl TenantListeners {
+    /// Returns whether a Gateway of Gateway API is Canal's, and has a listener of its own with this
+    /// name if one is given.
+    pub fn has_listener(
+        &self,
+        namespace: &Namespace,
+        gateway: &ObjectName,
+        section: Option<&str>,
+    ) -> bool {
+        let key = (namespace.clone(), gateway.clone());
+        let Some(Some(found)) = self.gateways.get(&key) else {
+            return false;
+        };
+        section.is_none_or(|section| {
+            let mut own = found.listeners.iter();
+            own.any(|it| {
+                let name = it.section.as_ref();
+                it.listener_set.is_none() && name.is_some_and(|name| name.as_str() == section)
+            })
+        })
+    }
+
     /// Returns whether a Gateway is Canal's.
     pub fn is_own(&self, namespace: &Namespace, name: &ObjectName) -> bool {
         let key = (namespace.clone(), name.clone());
@@ -214,6 +235,7 @@ pub(crate) fn resolve<'a>(
         let key = (metadata.namespace.clone(), metadata.name.clone());
         resolved.gateways.insert(key, listeners);
     }
+    // Sets come after all Gateways, because they add listeners to them.
     for set in &objects.listener_sets {
         let mut report = DocumentReport {
             document: set.document,
@@ -229,7 +251,7 @@ pub(crate) fn resolve<'a>(
 
 /// What further listeners of a tenant may take.
 pub(crate) struct TenantQuota<'a> {
-    /// Number of further listeners.
+    /// Number of listeners that the tenant may still get.
     pub(crate) listeners: usize,
     pub(crate) certificates: CertificateIndex<'a>,
     authorities: AuthorityIndex<'a>,
@@ -382,6 +404,7 @@ fn accept(
     let class = &spec.gateway_class_name;
     let of_class = class_fault(class, classes, report)?;
     let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        // A name has 253 characters at most, and the service's name adds a suffix of 8.
         let fix = "use at most 245 characters";
         report.error(
             Code::LimitExceeded,
@@ -544,6 +567,7 @@ impl ListenerSource<'_> {
         }
         let first = listeners.len();
         let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        // Both limits hold; the diagnostic names the one that is reached first.
         let left = gateway_left.min(quota.listeners);
         for (at, listener) in written.iter().take(left).enumerate() {
             let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
@@ -705,6 +729,7 @@ fn protocol(
     }
     let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
     let protocol = match (protocol, mode) {
+        // Terminate is the default of the Gateway API.
         (ListenerProtocol::Tls, None | Some("Terminate")) => ListenerProtocol::TerminatedTls,
         (ListenerProtocol::Tls, Some(other)) if other != "Passthrough" => {
             let problem = format!("mode {:?} is not one of TLS listeners", shorten(other));
@@ -744,6 +769,7 @@ fn allowed_routes(
             AllowedNamespaces::None
         });
     let mut kinds = Vec::new();
+    // Without a list, a listener allows all kinds of its protocol (Gateway API).
     if written.kinds.is_empty() {
         kinds.extend(of_protocol);
     }

@@ -74,11 +74,13 @@ impl TenantListeners {
             hosts_left: ATTACHED_HOSTS_PER_ROUTE_MAX,
             comparisons_left: self.comparisons_left,
             kind: document.object.kind(),
+            // The hosts are moved for the call, and given back below.
             kind_hosts: self.kind_hosts.take(),
         };
         let mut distinct: Vec<&ParentRef> = Vec::new();
         let listed = route.parents.iter().enumerate();
         for (at, written) in listed.filter(|(_, written)| is_listener_parent(written)) {
+            // A parent that is named twice is attached to once.
             if distinct.contains(&written) {
                 continue;
             }

@@ -59,6 +59,7 @@ fn accept(
     let is_label = |(name, value): (&String, &String)| {
         ISTIO_INGRESS_LABELS.contains(&(name.as_str(), value.as_str()))
     };
+    // An empty selector selects every ingress, as in Istio.
     if !spec.selector.iter().all(is_label) {
         let problem = "the selector selects no ingress of Canal's, so Canal ignores the Gateway";
         let fix = "write istio: ingressgateway to have Canal serve it";
@@ -66,6 +67,7 @@ fn accept(
         return None;
     }
     let Some(service) = istio_gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        // A name has 253 characters at most, and the service's name adds a suffix of 14.
         let fix = "use at most 239 characters";
         let problem = "the name is too long for a Gateway";
         report.error(Code::LimitExceeded, "metadata.name", problem, fix);
@@ -74,6 +76,7 @@ fn accept(
     let faults = &gateway.document.faults;
     let mut object_fault = fault_of_whole(faults).map(fault_of);
     let trusted_proxies = trusted_proxies(metadata, &mut object_fault, report);
+    // A Gateway that is closed as a whole has a diagnostic already.
     if spec.servers.is_empty() && object_fault.is_none() {
         let fix = "write at least one server";
         let problem = "the Gateway has no server";
@@ -160,6 +163,7 @@ impl ServerReader<'_, '_, '_> {
         }
         // Without a port there is nothing to close.
         let Some(port) = server.port.number.map(std::num::NonZeroU16::get) else {
+            // A port that was rejected has a diagnostic already.
             if own.is_none() {
                 let fix = "write the number of the port";
                 self.report.error(
@@ -196,6 +200,7 @@ impl ServerReader<'_, '_, '_> {
         let protocol = self.protocol(&field, server, &mut closed);
         let redirects_to_https = self.redirects(&field, &protocol, server, &mut closed);
         let certificates = match &server.tls {
+            // No key is sent for a closed server.
             Some(tls) if protocol == ListenerProtocol::Https && closed.is_none() => {
                 self.certificates(&format!("{field}.tls"), tls, &mut closed)
             }
@@ -333,12 +338,14 @@ impl ServerReader<'_, '_, '_> {
         let mut first_fault = None;
         for name in name.into_iter().chain(names) {
             match self.certificate(&field, name) {
+                // A Secret that is named twice is sent once.
                 Ok(key) if found.contains(&key) => {}
                 Ok(key) => found.push(key),
                 Err(fault) => drop(first_fault.get_or_insert(fault)),
             }
         }
         match first_fault {
+            // One usable certificate keeps the server open.
             _ if !found.is_empty() => {}
             Some(fault) => drop(closed.get_or_insert(fault)),
             None => {
@@ -451,6 +458,8 @@ impl ServerReader<'_, '_, '_> {
         let is_same =
             |it: &&mut PlacedListener| it.listener.port == server.port && it.listener.host == host;
         if let Some(other) = self.listeners.iter_mut().find(is_same) {
+            // Two open servers for plain HTTP differ in the namespaces that they allow, and in
+            // nothing else.
             let is_plain = |closed: &Option<Arc<ListenerFault>>, redirects: bool| {
                 server.protocol == ListenerProtocol::Http && closed.is_none() && !redirects
             };
@@ -479,6 +488,7 @@ impl ServerReader<'_, '_, '_> {
         }
         self.left.listeners -= 1;
         let name = match (count, &host) {
+            // Each host has a listener of its own, so only a single one can have the server's name.
             (1, _) => server.name.clone(),
             (_, None) => format!("{}/*", server.name),
             (_, Some(HostMatch::Exact(host))) => format!("{}/{host}", server.name),

@@ -73,6 +73,7 @@ pub fn parse_authorities(pem: &str, entry: &str) -> Result<CaCertificates, Secre
             "write certificates between BEGIN CERTIFICATE and END CERTIFICATE",
         ));
     }
+    // The store is only filled to check that each certificate can be a trust anchor.
     let mut roots = RootCertStore::empty();
     for (number, certificate) in (1..).zip(&certificates) {
         roots.add(certificate.clone()).map_err(|_| {

@@ -112,6 +112,8 @@ pub fn parse(chain: &str, key: &str) -> Result<ServingCertificate, SecretProblem
         )
     })?;
     let provider = rustls::crypto::aws_lc_rs::default_provider();
+    // The result is not kept: the call checks that the key is usable and belongs to the
+    // certificate.
     CertifiedKey::from_der(certificates, private, &provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => problem(
             format!("{TLS_KEY} is not the key of the first certificate in {TLS_CERTIFICATE}"),

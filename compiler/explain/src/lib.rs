@@ -33,7 +33,6 @@ use canal_oracle::authorization::{
 mod balancing;
 mod policy_trace;
 mod token_facts;
-
 use policy_trace::explain_policies;
 use token_facts::{claimed, texts};
 
@@ -453,6 +452,8 @@ impl<'a> WorkloadPath<'a> {
         facts: &OracleFacts,
         evaluated: bool,
     ) -> HopExplanation {
+        // Only a gateway sees which service was dialled, so only it applies that service's
+        // policies.
         let policies = if hop == EnforcementPoint::Gateway {
             self.all_policies()
         } else {
@@ -478,6 +479,7 @@ impl<'a> WorkloadPath<'a> {
                 None => "the gateway's answer".to_owned(),
             },
             outcome,
+            // A hop that refused the connection before its policies has nothing to show of them.
             hits: if evaluated {
                 hits(&policies, facts).into_iter().map(shown).collect()
             } else {
@@ -906,6 +908,7 @@ impl<'a> WorkloadPath<'a> {
             .iter()
             .filter(is_own)
             .collect();
+        // A broken policy refuses requests with and without a token.
         if let Some((policy, why)) = own
             .iter()
             .find_map(|policy| Some((&policy.key, policy.broken.as_ref()?)))
@@ -924,6 +927,7 @@ impl<'a> WorkloadPath<'a> {
         let audiences = texts(claims.get("aud"));
         let accepts = |rule: &&JwtRule| {
             claims.get("iss").and_then(Json::as_str) == Some(rule.issuer.as_str())
+                // Without audiences a rule accepts tokens for anyone (Istio).
                 && (rule.audiences.is_empty()
                     || rule
                         .audiences

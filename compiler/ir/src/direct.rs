@@ -196,12 +196,15 @@ impl<'a> TargetPorts<'a> {
         let throttles = ir
             .throttles
             .iter()
+            // A throttle without a service is one of the whole tenant.
             .filter(|t| t.service.as_ref().is_none_or(|of| of == key))
             .map(PortRule::Throttle);
         let load_balancers = service
             .service
             .load_balancers
             .iter()
+            // Connections without a route use no subset, so a subset's load balancer does not
+            // matter.
             .filter(|it| it.port == port.port && it.subset.is_empty())
             .map(PortRule::LoadBalancer);
         for rule in std::iter::once(protocol)
@@ -384,6 +387,7 @@ pub fn refusals(
     max: usize,
 ) -> Vec<(TargetName, RefusalReason)> {
     let mut all = Vec::new();
+    // An unknown service has no path, and a forbidden direct path is not a target's refusal.
     let Some(own) = ir
         .services
         .get(service)

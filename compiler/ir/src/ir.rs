@@ -14,6 +14,7 @@ use canal_model::trust::{Entitlement, KeyServer, Termination};
 use crate::claims::{GatewayClaim, Isolation, TenantClaims};
 use crate::direct::DirectSettings;
 use crate::ir_ingress::GatewayIr;
+use crate::preferences::{OffloadIr, PriorityIr};
 use crate::text;
 
 /// The intermediate representation of one tenant.
@@ -36,6 +37,10 @@ pub struct Ir {
     /// Settings of the direct path.
     pub direct: DirectSettings,
     pub security: Security,
+    /// OffloadPreferences, the oldest first.
+    pub offload_preferences: Vec<OffloadIr>,
+    /// TrafficPriorities, the oldest first: the order in which they decide.
+    pub traffic_priorities: Vec<PriorityIr>,
 }
 
 /// Policies, trust and keys of a tenant; each list is sorted by name.
@@ -160,6 +165,12 @@ impl fmt::Display for Ir {
         }
         for uri in &self.security.jwks {
             writeln!(f, "key set {uri}")?;
+        }
+        for preference in &self.offload_preferences {
+            writeln!(f, "{preference}")?;
+        }
+        for priority in &self.traffic_priorities {
+            writeln!(f, "{priority}")?;
         }
         Ok(())
     }

@@ -74,8 +74,9 @@ impl GatewayIr {
         let listeners = self.listeners.into_iter().filter_map(|it| {
             let protocol = ports.get(&it.listener.port)?;
             let own = &it.listener.protocol;
+            // Of listeners with different protocols on one port, only those with the port's
+            // protocol are served. The others are closed listeners of it.
             let is_open = it.listener.closed.is_none() && own.shares_port_with(protocol);
-            // A closed listener of another protocol is one of its port's, which nothing opens.
             let protocol = if own.shares_port_with(protocol) {
                 own
             } else {
@@ -179,6 +180,7 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
+            // A relayed connection has no HTTP to answer 404 with.
             let otherwise = match listener.protocol {
                 ListenerProtocol::Tls | ListenerProtocol::TerminatedTls | ListenerProtocol::Tcp => {
                     "reset"

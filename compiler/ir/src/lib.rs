@@ -13,6 +13,7 @@ pub mod oracle;
 pub mod oracle_ingress;
 pub mod oracle_relay;
 pub mod pattern;
+pub mod preferences;
 pub mod text;
 pub mod text_security;
 

@@ -50,6 +50,19 @@ pub const NODES_PER_TENANT_MAX: usize = 8192;
 pub const RANGES_PER_NODE_MAX: usize = 8;
 /// Maximum number of throttles of one tenant; a replica's map holds 32,768 in total.
 pub const THROTTLES_PER_TENANT_MAX: usize = 4096;
+/// Maximum number of OffloadPreferences of one tenant.
+pub const OFFLOAD_PREFERENCES_PER_TENANT_MAX: usize = 1024;
+/// Maximum number of comparisons of OffloadPreferences' selectors with workloads of one tenant; a
+/// preference beyond it is left out.
+pub const OFFLOAD_COMPARISONS_PER_TENANT_MAX: usize = 1_000_000;
+/// Maximum number of TrafficPriorities of one tenant.
+pub const TRAFFIC_PRIORITIES_PER_TENANT_MAX: usize = 64;
+/// Maximum number of rules of one TrafficPriority.
+pub const RULES_PER_PRIORITY_MAX: usize = 64;
+/// Maximum number of matches of all TrafficPriorities of one tenant.
+pub const PRIORITY_MATCHES_PER_TENANT_MAX: usize = 4096;
+/// Maximum number of principals that one TrafficPriority lets name a class.
+pub const ASSERTING_PRINCIPALS_MAX: usize = 64;
 /// Maximum number of Services that one policy may target.
 pub const TARGETS_PER_POLICY_MAX: usize = 16;
 /// Maximum number of URIs of JWT key sets of one tenant; the controller fetches each.

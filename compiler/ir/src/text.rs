@@ -578,6 +578,7 @@ pub fn cors(policy: Option<&CorsPolicy>) -> String {
     if let Some(seconds) = policy.max_age {
         text += &format!(" for {seconds}s");
     }
+    // False is the default, so only the exception is shown.
     if policy.credentials {
         text += " with credentials";
     }

@@ -118,7 +118,7 @@ pub fn attribute(attribute: &Attribute) -> String {
     }
 }
 
-fn one_match(it: &AttributeMatch) -> String {
+pub fn one_match(it: &AttributeMatch) -> String {
     match it {
         AttributeMatch::Exact(s) => format!("{s:?}"),
         AttributeMatch::Prefix(s) if s.is_empty() => "there".into(),

@@ -63,6 +63,7 @@ fn location(
     sent: &ForwardedRequest,
     dialled: u16,
 ) -> Option<String> {
+    // The oracle answers plaintext requests only.
     let sent_scheme = UrlScheme::Http;
     let scheme = redirect.scheme.unwrap_or(sent_scheme);
     let (sent_host, sent_port) = split_port(&sent.host);

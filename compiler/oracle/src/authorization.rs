@@ -185,6 +185,7 @@ pub fn decide(
                 };
             }
             FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
+            // An authorizer that agreed decides nothing more; DENY and ALLOW policies follow.
             FirstMatch::Yes(..) | FirstMatch::No => {}
         }
     }

@@ -58,6 +58,7 @@ pub fn decide(
             first("access-control-request-headers"),
         ));
     }
+    // Caches must not give the response of one origin to another.
     let mut added = vec![("vary".to_owned(), "Origin".to_owned())];
     if is_allowed {
         added.extend(shared(policy, Some(origin)));

@@ -74,6 +74,7 @@ fn changed(
         }
         if let Some(rewrite) = &filters.rewrite.path {
             target = rewritten_target(rewrite, matched, &target);
+            // The backend would resolve the dot segment to another path than the rule names.
             if has_dot_segment(&target) {
                 return None;
             }

@@ -120,6 +120,7 @@ const PRIMES: [u64; 5] = [
 /// Returns the hash as the specification of XXH64 describes it.
 fn xxhash64(seed: u64, input: &[u8]) -> u64 {
     let [p1, p2, p3, p4, p5] = PRIMES;
+    // XXH64 reads words in little-endian order.
     let word = |bytes: &[u8]| {
         let bytes = bytes.iter().rev();
         bytes.fold(0u64, |word, byte| word << 8 | u64::from(*byte))
@@ -128,6 +129,7 @@ fn xxhash64(seed: u64, input: &[u8]) -> u64 {
         let lane = lane.wrapping_add(input.wrapping_mul(p2));
         lane.rotate_left(31).wrapping_mul(p1)
     };
+    // All constants, and the order of the steps from here on, are those of XXH64's specification.
     let mut stripes = input.chunks_exact(32);
     let mut hash = if input.len() < 32 {
         seed.wrapping_add(p5)

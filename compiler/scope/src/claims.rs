@@ -89,6 +89,8 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
     found
 }
 
+/// Reports the claims of `newer` that `older` has made already. Tenants and replicas have no
+/// namespace of their own; the reports name the one their objects are in, `default`.
 fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
     let other = &older.tenant;
     let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {
@@ -159,12 +161,8 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
             .iter()
             .filter(|old| old.replica == new.replica);
         let taken: BTreeSet<&IpAddr> = same_replica.flat_map(|old| &old.addresses).collect();
-        for (at, address) in new
-            .addresses
-            .iter()
-            .enumerate()
-            .filter(|(_, address)| taken.contains(address))
-        {
+        let addresses = new.addresses.iter().enumerate();
+        for (at, address) in addresses.filter(|(_, address)| taken.contains(address)) {
             let problem = format!(
                 "{address} is already the address at which this replica serves tenant {other}"
             );

@@ -174,7 +174,7 @@ mod tests {
     const AZS: [&str; 2] = ["az1", "az2"];
 
     /// Returns the tier resources of tenant number `n`: its service with an address and a table in
-    /// each AZ, a node and a throttle.
+    /// each AZ, a node and a throttle. Fields on which no scope depends are empty.
     fn tenant(name: &str, n: u32) -> Vec<Resource> {
         let (key, id): (ServiceKey, _) = (
             format!("{name}/shop/a").parse().unwrap(),

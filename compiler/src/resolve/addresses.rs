@@ -109,8 +109,9 @@ mod tests {
             ("::1", false),
             ("fe80::1", false),
             ("ff02::1", false),
+            // An IPv4 address must be written as one.
             ("::ffff:10.0.0.1", false),
-            // fdca:a1::/32 is Canal's own range, and fdca:a2::/32 is not.
+            // fdca:a1::/48 is Canal's own range, and fdca:a2::/48 is not.
             ("fdca:a1:0:240::7", false),
             ("fdca:a2::7", true),
         ] {

@@ -33,6 +33,7 @@ impl DestinationIndex<'_> {
         namespace: &Namespace,
         backend: &BackendRef,
     ) -> Result<BackendTarget, FieldIssue> {
+        // Services are in Kubernetes' core group, whose name is empty.
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
                 "backends of kind {:?} are not supported in this version",

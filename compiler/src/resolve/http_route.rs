@@ -92,6 +92,7 @@ pub(crate) fn resolve(
             rules.push(rule);
             is_within
         });
+        // The tenant's result is discarded, so the remaining routes are not compiled.
         if budget.is_exceeded() {
             break;
         }
@@ -298,6 +299,7 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) {
     let (hosts, mut broken) = hosts(route, report);
+    // gRPC clients expect errors in their own form, so their routes refuse with another status.
     let rules = &route.object.rules;
     let refusal_status = match rules.kind() {
         ObjectKind::GrpcRoute => STATUS_BROKEN_GRPC,
@@ -500,11 +502,11 @@ fn http_rule(
 }
 
 /// Resolves the matches of a rule by `resolve`, which gets the index of each.
-pub(super) fn matches<M: Default>(
+pub(super) fn matches<M: Default, R>(
     written: &[M],
     rule: &mut RuleContext<'_>,
-    resolve: &dyn Fn(usize, &M, &mut RuleContext<'_>) -> HttpMatch,
-) -> Vec<HttpMatch> {
+    resolve: &dyn Fn(usize, &M, &mut RuleContext<'_>) -> R,
+) -> Vec<R> {
     // A rule without `matches` matches every request.
     let implied = [M::default()];
     let mut conditions: &[M] = if written.is_empty() {
@@ -566,7 +568,7 @@ pub(super) fn header_conditions(
 
 /// Resolves a match. A broken condition is left out, which is safe because the whole rule is then
 /// refused.
-fn http_match(
+pub(super) fn http_match(
     place: [usize; 2],
     written: &HttpRouteMatch,
     rule: &mut RuleContext<'_>,

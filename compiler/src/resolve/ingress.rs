@@ -58,6 +58,7 @@ pub(crate) fn resolve(
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
     let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
+    // The caller stops compiling if the budget is exceeded.
     for certificate in certificates {
         budget.add_certificate(certificate);
     }
@@ -250,9 +251,11 @@ impl Ingress {
             });
             let known: &mut Option<String> =
                 gateways.entry(attachment.gateway.clone()).or_default();
+            // Of several parents of one Gateway, the first that is broken gives the reason.
             if known.is_none() {
                 known.clone_from(fault);
             }
+            // The tenant's result is discarded, so the rest is not attached.
             if !budget.add_attachment(&attachment.hosts) {
                 return BTreeMap::new();
             }

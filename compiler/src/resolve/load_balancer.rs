@@ -344,9 +344,11 @@ impl<'a> ServicePolicies<'a> {
             for (labels, policy) in &subsets {
                 let of_host = || self.host.and_then(|host| host.settings(port.port));
                 let of_subset = policy.and_then(|policy| policy.settings(port.port));
+                // No policy is written for this port, so it has the default.
                 let Some(written) = of_subset.or_else(of_host).flatten() else {
                     continue;
                 };
+                // The limit is reported once, and what follows would exceed it too.
                 if !limits.admits_another(&written, report) {
                     return resolved;
                 }

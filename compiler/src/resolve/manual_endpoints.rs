@@ -161,6 +161,7 @@ fn add(
             report.refuse_excess(document, "", problem, fix);
             continue;
         }
+        // Each port of a Service meets all written ports of its name, so their number multiplies.
         let served: BTreeSet<(u16, u16)> = served_ports(service, written.ports)
             .take(PORTS_PER_SERVICE_MAX)
             .collect();

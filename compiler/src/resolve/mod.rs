@@ -14,6 +14,7 @@ mod ingress;
 mod load_balancer;
 mod manual_endpoints;
 mod node;
+mod offload_preference;
 mod policy;
 mod relay_route;
 mod route_answers;
@@ -33,6 +34,7 @@ mod tenant_objects;
 mod termination;
 mod throttle;
 mod tier;
+mod traffic_priority;
 mod trust;
 mod udp_route;
 mod virtual_service;
@@ -49,8 +51,10 @@ use crate::direct::DirectSettings;
 use crate::ir::Security;
 use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
+use canal_ir::preferences::{OffloadIr, PriorityIr};
 use destination::DestinationIndex;
 pub(crate) use ingress::Ingress;
+use offload_preference::PreferenceReferences;
 use route_parts::TenantRoutes;
 use tenant_objects::TenantObjects;
 
@@ -71,6 +75,8 @@ pub(crate) struct ResolvedTenant {
     /// Listeners of Gateways; the rules of the routes on them are in `rules` too.
     pub(crate) ingress: Ingress,
     pub(crate) security: Security,
+    pub(crate) offload_preferences: Vec<OffloadIr>,
+    pub(crate) traffic_priorities: Vec<PriorityIr>,
 }
 
 /// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the
@@ -117,6 +123,7 @@ pub(crate) fn resolve(
         .is_some_and(|it| !it.gateway_cidrs.is_empty());
     let destinations = (&services, is_on_tier);
     let (mut rules, mut ingress) = routes(input, &corpus, destinations, budget, report);
+    budget.add_subsets(&rules, &workloads);
     load_balancer::resolve(
         input.tenant,
         &corpus.destination_rules,
@@ -136,19 +143,13 @@ pub(crate) fn resolve(
         &services,
         report,
     );
+    let resolved = (&services, &workloads[..], &ingress);
     let security = tenant
         .as_ref()
-        .map(|tenant| {
-            security(
-                input,
-                tenant,
-                &corpus,
-                (&services, &workloads, &ingress),
-                budget,
-                report,
-            )
-        })
+        .map(|tenant| security(input, tenant, &corpus, resolved, budget, report))
         .unwrap_or_default();
+    let (offload_preferences, traffic_priorities) =
+        preferences(tenant.as_ref(), &corpus, resolved, report);
     ResolvedTenant {
         tenant,
         gateway_replicas,
@@ -161,7 +162,31 @@ pub(crate) fn resolve(
         rules,
         ingress,
         security,
+        offload_preferences,
+        traffic_priorities,
     }
+}
+
+/// Resolves preferences about where and in which order traffic is handled.
+fn preferences(
+    tenant: Option<&Tenant>,
+    corpus: &TenantObjects<'_>,
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
+    report: &mut DiagnosticCollector,
+) -> (Vec<OffloadIr>, Vec<PriorityIr>) {
+    let Some(tenant) = tenant else {
+        return Default::default();
+    };
+    let known = PreferenceReferences {
+        tenant,
+        services,
+        workloads,
+        listeners: &ingress.listeners,
+    };
+    (
+        offload_preference::resolve(known, &corpus.offload_preferences, report),
+        traffic_priority::resolve(known, &corpus.traffic_priorities, report),
+    )
 }
 
 /// Resolves listeners and the rules of routes on them and on services.

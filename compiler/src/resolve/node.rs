@@ -25,6 +25,7 @@ pub(crate) fn resolve(
     declared: &[Sourced<'_, kubernetes::Node>],
     report: &mut DiagnosticCollector,
 ) -> Vec<Node> {
+    // A diagnostic of the Tenant already says that it is absent or invalid.
     let Some(tenant) = tenant else {
         return Vec::new();
     };
@@ -155,6 +156,7 @@ fn mac(
         return None;
     };
     match parse_mac(written) {
+        // The lowest bit of the first byte marks a group address (IEEE 802).
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
             report.error(
@@ -167,6 +169,7 @@ fn mac(
             None
         }
         None => {
+            // A diagnostic stays short, however long the annotation is.
             let shown: String = written.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,
@@ -247,6 +250,7 @@ fn underlay(
             None => Some(v4),
         },
         Err(_) => {
+            // A diagnostic stays short, however long the address is.
             let shown: String = address.address.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,

@@ -56,6 +56,7 @@ pub(super) fn of_http_route(written: &HttpRule, rule: &mut RuleContext<'_>) -> O
         None => RedirectPort::Dialled,
     };
     Some(RouteAnswer::Redirect(UrlRedirect {
+        // Gateway API's default is 302.
         status: status_of(status_code.unwrap_or(302), &field, "statusCode", rule),
         scheme: scheme_of(scheme.as_deref(), &field, rule),
         host: host.map(|(host, _)| host),
@@ -104,6 +105,7 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
         scheme,
         redirect_code,
     } = written;
+    // Istio's API is protobuf, where an empty text or a zero is a field that is not set.
     let uri = uri.as_deref().filter(|uri| !uri.is_empty());
     let path = uri.and_then(|uri| take_valid(rule, "redirect.uri", sent_path(uri)));
     let authority = authority.as_deref().filter(|host| !host.is_empty());
@@ -122,9 +124,11 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
                 "redirect.port",
                 FieldIssue::new("", problem, fix).with_code(Code::ConflictingFields),
             );
+            // Any port will do, since a broken rule redirects nothing.
             RedirectPort::OfHost
         }
     };
+    // Istio's default is 301.
     let status = redirect_code.filter(|code| *code != 0).unwrap_or(301);
     RouteAnswer::Redirect(UrlRedirect {
         status: status_of(status, "redirect", "redirectCode", rule),

@@ -172,6 +172,7 @@ fn of_http_retry(written: &HttpRetry, rule: &mut RuleContext<'_>) -> RetryPolicy
         rule.warning("retries", issue);
     }
     let default = istio_default();
+    // Istio has the same default conditions for a rule without `retryOn` as without `retries`.
     let (on, statuses) = if retry_on.is_empty() {
         (default.on, default.statuses)
     } else {

@@ -66,6 +66,7 @@ pub(super) fn of_http_route(
     }
     let max_age = match max_age {
         None => MAX_AGE_DEFAULT,
+        // A negative time becomes zero, which is reported below.
         Some(seconds) => u64::try_from(*seconds).unwrap_or_default(),
     };
     if max_age == 0 {
@@ -145,6 +146,7 @@ pub(super) fn of_virtual_service(
             FieldIssue::new("", problem, "remove it").with_code(Code::IneffectiveField),
         );
     }
+    // Istio forwards unmatched preflights by default.
     let dialect = match unmatched_preflights.as_deref() {
         None | Some("UNSPECIFIED" | "FORWARD") => CorsDialect::IstioForward,
         Some("IGNORE") => CorsDialect::IstioIgnore,
@@ -156,6 +158,7 @@ pub(super) fn of_virtual_service(
         }
     };
     let max_age = max_age.map(|time| time.0);
+    // The header Access-Control-Max-Age can only have whole seconds.
     if max_age.is_some_and(|time| time.subsec_nanos() > 0) {
         let issue = FieldIssue::new("maxAge", "the time has no whole seconds", "write seconds");
         rule.broken(field, issue);

@@ -81,6 +81,7 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
                     "fault.delay.percent",
                     FieldIssue::new("", problem, fix).with_code(Code::DeprecatedField),
                 );
+                // If both are written, `percentage` counts, as in Istio.
                 if percentage.is_none() {
                     return drawn(fraction).map(|fraction| FaultDelay {
                         time: time.0,
@@ -112,6 +113,7 @@ fn of_abort(written: &HttpFaultAbort, rule: &mut RuleContext<'_>) -> Option<Faul
             return None;
         }
         (Some(status), None) => match u16::try_from(*status) {
+            // Envoy allows the same range.
             Ok(status @ 200..600) => AbortStatus::Http(status),
             _ => {
                 let problem = format!("{status} is not a status from 200 to 599");

@@ -97,11 +97,13 @@ pub(super) fn of_virtual_service(
     } = written;
     let mut mirrors = Vec::new();
     if let Some(destination) = mirror {
+        // `mirror` itself is the destination, so its fields have no such prefix.
         let target = resolve(destination).map_err(|issue| FieldIssue {
             field: issue.field.trim_start_matches("destination.").to_owned(),
             ..issue
         });
         let fraction = match (mirror_percentage, mirror_percent) {
+            // As in Istio, the deprecated mirrorPercent counts only without mirrorPercentage.
             (Some(percentage), _) => Ok(percentage.value.0),
             (None, None) => Ok(RequestFraction::ALL),
             (None, Some(percent)) => {

@@ -22,6 +22,22 @@ pub(super) struct RouteParts<'a> {
     pub(super) rules: RuleList<'a>,
 }
 
+impl<'a> RouteParts<'a> {
+    fn new(
+        metadata: &'a Metadata,
+        parent_refs: &'a [ParentRef],
+        hostnames: &'a [String],
+        rules: RuleList<'a>,
+    ) -> Self {
+        Self {
+            metadata,
+            parent_refs,
+            hostnames,
+            rules,
+        }
+    }
+}
+
 /// The rules of a route, which tell its kind.
 #[derive(Clone, Copy)]
 pub(super) enum RuleList<'a> {
@@ -62,45 +78,47 @@ impl<'a> TenantRoutes<'a> {
     /// Collects the routes of all kinds, the oldest first: if two of them are in conflict on a
     /// listener, that one keeps its hosts.
     pub(super) fn collect(corpus: &TenantObjects<'a>) -> Self {
-        let http = corpus.http_routes.iter().map(|route| {
-            let parts = RouteParts {
-                metadata: &route.object.metadata,
-                parent_refs: &route.object.spec.parent_refs,
-                hostnames: &route.object.spec.hostnames,
-                rules: RuleList::Http(&route.object.spec.rules),
-            };
-            (route.document, parts)
+        let http = corpus.http_routes.iter().map(|it| {
+            let spec = &it.object.spec;
+            let rules = RuleList::Http(&spec.rules);
+            let metadata = &it.object.metadata;
+            (
+                it.document,
+                RouteParts::new(metadata, &spec.parent_refs, &spec.hostnames, rules),
+            )
         });
-        let grpc = corpus.grpc_routes.iter().map(|route| {
-            let parts = RouteParts {
-                metadata: &route.object.metadata,
-                parent_refs: &route.object.spec.parent_refs,
-                hostnames: &route.object.spec.hostnames,
-                rules: RuleList::Grpc(&route.object.spec.rules),
-            };
-            (route.document, parts)
+        let grpc = corpus.grpc_routes.iter().map(|it| {
+            let spec = &it.object.spec;
+            let rules = RuleList::Grpc(&spec.rules);
+            let metadata = &it.object.metadata;
+            (
+                it.document,
+                RouteParts::new(metadata, &spec.parent_refs, &spec.hostnames, rules),
+            )
         });
-        let tls = corpus.tls_routes.iter().map(|route| {
-            let parts = RouteParts {
-                metadata: &route.object.metadata,
-                parent_refs: &route.object.spec.parent_refs,
-                hostnames: &route.object.spec.hostnames,
-                rules: RuleList::Tls(&route.object.spec.rules),
-            };
-            (route.document, parts)
+        let tls = corpus.tls_routes.iter().map(|it| {
+            let spec = &it.object.spec;
+            let rules = RuleList::Tls(&spec.rules);
+            let metadata = &it.object.metadata;
+            (
+                it.document,
+                RouteParts::new(metadata, &spec.parent_refs, &spec.hostnames, rules),
+            )
         });
-        let tcp = corpus.tcp_routes.iter().map(|route| {
-            let parts = RouteParts {
-                metadata: &route.object.metadata,
-                parent_refs: &route.object.spec.parent_refs,
-                hostnames: &[],
-                rules: RuleList::Tcp(&route.object.spec.rules),
-            };
-            (route.document, parts)
+        let tcp = corpus.tcp_routes.iter().map(|it| {
+            let spec = &it.object.spec;
+            let rules = RuleList::Tcp(&spec.rules);
+            let metadata = &it.object.metadata;
+            // A TCP connection names no host.
+            (
+                it.document,
+                RouteParts::new(metadata, &spec.parent_refs, &[], rules),
+            )
         });
         let mut routes: Vec<_> = http.chain(grpc).chain(tls).chain(tcp).collect();
         // Routes of one kind are in order already.
         if !corpus.grpc_routes.is_empty() {
+            // Only HTTPRoutes and GRPCRoutes can claim the same host of a listener.
             routes.sort_by_cached_key(|(document, _)| route_seniority(document));
         }
         Self(routes)

@@ -163,6 +163,7 @@ fn vips(
     let key = service.document.object.key();
     let mut vips = Vec::new();
     for (at, cluster_ip) in written.iter().enumerate() {
+        // `None` and an unset address are handled below.
         let ClusterIp::Address(address) = cluster_ip else {
             continue;
         };

@@ -51,6 +51,7 @@ pub(crate) fn resolve(
         }
     }
     let gateway_cidrs = gateway_ranges(tenant, &pod_cidrs, &service_cidrs, report);
+    // The tenant's packets would mix with those of the tier itself.
     if spec.vni.get() == TIER_VNI {
         let problem = format!(
             "VNI {TIER_VNI} is reserved for traffic between edges and gateways; the tenant is not served"
@@ -257,6 +258,7 @@ fn gateway_ranges(
             let problem = format!("{net} overlaps {other}");
             (Code::OverlappingRanges, problem, apart)
         } else if !has_room(&net) {
+            // Both leave the 5 bits that `has_room` needs.
             let fix = if net.addr().is_ipv4() {
                 "write a prefix length up to 27"
             } else {

@@ -18,6 +18,7 @@ use canal_model::policy::istio_security::{
 };
 use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
 use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
+use canal_model::policy::preferences::{OffloadPreference, TrafficPriority};
 use canal_model::policy::secret::Secret;
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
@@ -83,6 +84,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) federations: Vec<Sourced<'a, Federation>>,
     pub(crate) key_servers: Vec<Sourced<'a, KeyServer>>,
     pub(crate) terminations: Vec<Sourced<'a, Termination>>,
+    pub(crate) offload_preferences: Vec<Sourced<'a, OffloadPreference>>,
+    pub(crate) traffic_priorities: Vec<Sourced<'a, TrafficPriority>>,
 }
 
 impl<'a> TenantObjects<'a> {
@@ -191,6 +194,12 @@ impl<'a> TenantObjects<'a> {
             Object::Federation(object) => self.federations.push(Sourced { document, object }),
             Object::KeyServer(object) => self.key_servers.push(Sourced { document, object }),
             Object::Termination(object) => self.terminations.push(Sourced { document, object }),
+            Object::OffloadPreference(object) => {
+                self.offload_preferences.push(Sourced { document, object })
+            }
+            Object::TrafficPriority(object) => {
+                self.traffic_priorities.push(Sourced { document, object })
+            }
         }
     }
 }
@@ -218,11 +227,13 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::IstioGateway => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
-        // A listener without its certificates is closed.
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        // A listener without its certificates is closed.
         ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
+        // Without these, traffic takes the usual path in the usual order.
+        ObjectKind::OffloadPreference | ObjectKind::TrafficPriority => 6,
         ObjectKind::ServiceAccount => 6,
     }
 }

@@ -57,6 +57,7 @@ fn resolve_port(
 ) -> Option<(ServiceKey, u16)> {
     let Written { metadata, spec } = sourced.object;
     let target = &spec.target_ref;
+    // Services are in Kubernetes' core group, whose name is empty.
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!(
             "a Termination cannot target a {:?} of group {:?}",
@@ -169,6 +170,7 @@ fn read(
             TerminationCertificate::Mesh
         }
     };
+    // Every gateway and node of the tenant keeps the text, so it stays short.
     if let Some(reason) = &mut broken {
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     }

@@ -178,6 +178,7 @@ fn target<'s>(
     let Some(target) = &spec.target_ref else {
         return Some(None);
     };
+    // Services are in Kubernetes' core group, whose name is empty.
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!(
             "a {:?} of group {:?} cannot be throttled",

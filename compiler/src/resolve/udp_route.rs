@@ -106,6 +106,7 @@ fn ports<'a>(
             .document
             .faults
             .iter()
+            // The dot keeps `rules[1]` apart from `rules[10]`.
             .any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
         if !has_fitting_backends(route, (&field, backends), is_faulty, report) {
             continue;
@@ -271,6 +272,7 @@ impl<'a> UdpReferences<'a> {
         ),
         FieldIssue,
     > {
+        // Services are in Kubernetes' core group, whose name is empty.
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
                 "backends of kind {:?} are not supported in this version",

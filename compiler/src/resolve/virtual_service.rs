@@ -115,6 +115,7 @@ impl VirtualServices<'_> {
         report: &mut DiagnosticCollector,
     ) -> bool {
         let gateways = &sourced.object.spec.gateways;
+        // An object without gateways applies to the mesh, as in Istio.
         if !gateways.is_empty() && !gateways.iter().any(|gateway| gateway == MESH) {
             return true;
         }
@@ -200,7 +201,7 @@ impl VirtualServices<'_> {
                 report.warning(Code::RouteNotAllowed, sourced.document, field, problem, fix);
                 continue;
             }
-            // What another controller serves, it also judges.
+            // Another controller's Gateway may take hosts that Canal does not.
             let is_own = ingress.listeners.of_istio(&gateway.0, &gateway.1).is_some();
             let hosts: &[Option<HostMatch>] = match is_own {
                 true => hosts.get_or_insert_with(|| gateway_hosts(sourced, report)),
@@ -221,6 +222,7 @@ impl VirtualServices<'_> {
                     continue;
                 }
             };
+            // All servers with the object's hosts are closed or redirect.
             let Some(first) = attachments.first() else {
                 continue;
             };
@@ -400,6 +402,7 @@ fn services(
         &sourced.object.metadata.namespace,
     );
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
+    // `check_host_count` reports the rest.
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.hosts[{at}]");
         let Some(key) =

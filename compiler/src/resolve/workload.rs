@@ -216,6 +216,7 @@ fn pod_addresses(
             own.push(address);
         } else {
             match addresses.claim(address, &key) {
+                // An address that is listed twice counts once.
                 Ok(()) if own.contains(&address) => {}
                 Ok(()) => own.push(address),
                 // The successor of a pod that is being deleted may already have its address.
@@ -451,6 +452,7 @@ fn open(
             "name fewer ports, or share them out among pods",
         );
     }
+    // No pod with the named port is a mistake.
     if let (0, false, Some(TargetPort::Name(target))) =
         (opened, selected.is_empty(), &port.written.target_port)
     {

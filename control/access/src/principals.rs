@@ -303,26 +303,29 @@ fn backend(
     }
 }
 
+/// Inode, size, mtime and ctime of the file, by which a change is noticed.
+type PrincipalsFingerprint = (u64, u64, [i64; 2], [i64; 2]);
+
+fn fingerprint(path: &Path) -> Option<PrincipalsFingerprint> {
+    use std::os::unix::fs::MetadataExt;
+    let m = std::fs::metadata(path).ok()?;
+    // A change of permissions changes only the ctime, and may make the file readable.
+    Some((
+        m.ino(),
+        m.size(),
+        [m.mtime(), m.mtime_nsec()],
+        [m.ctime(), m.ctime_nsec()],
+    ))
+}
+
 /// Reads the file again when it changes, until no receiver is left. A file that is not valid
 /// changes nothing, and is logged once.
 pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
-    let stamp = |path: &Path| {
-        use std::os::unix::fs::MetadataExt;
-        // A change of permissions changes only the ctime, and may make the file readable.
-        std::fs::metadata(path).ok().map(|m| {
-            (
-                m.ino(),
-                m.size(),
-                (m.mtime(), m.mtime_nsec()),
-                (m.ctime(), m.ctime_nsec()),
-            )
-        })
-    };
     // The file may have changed since it was first read, so the first check reads it again.
     let mut last = None;
     while !current.is_closed() {
         tokio::time::sleep(POLL).await;
-        let now = stamp(&path);
+        let now = fingerprint(&path);
         if now == last {
             continue;
         }
@@ -358,6 +361,20 @@ mod tests {
             .iter()
             .map(|b| format!("{b:02x}"))
             .collect()
+    }
+
+    #[test]
+    fn a_change_of_permissions_is_noticed() {
+        use std::os::unix::fs::PermissionsExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let first = fingerprint(file.path());
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        // The kernel's clock for files is coarse.
+        while fingerprint(file.path()) == first {
+            assert!(std::time::Instant::now() < until, "no change is noticed");
+            let mode = std::fs::Permissions::from_mode(0o400);
+            std::fs::set_permissions(file.path(), mode).unwrap();
+        }
     }
 
     #[test]

@@ -200,6 +200,7 @@ impl TenantAuthority {
             "the certificate belongs to another key" => AuthorityFilesError::KeyMatch,
             _ => AuthorityFilesError::Key(why),
         })?;
+        // A certificate that cannot be read counts as expired.
         let end = |der: &CertificateDer<'_>| {
             parsed(der).map_or(0, |c| {
                 u64::try_from(c.validity().not_after.timestamp()).unwrap_or(0)

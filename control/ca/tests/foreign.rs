@@ -466,7 +466,7 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     assert_eq!(
         list.crl_number().map(ToString::to_string).as_deref(),
         Some("6"),
-        "above the foreign list's 5"
+        "the number is above 5, that of the foreign list"
     );
     // The usage for signing CRLs is missing.
     let mute = root.below("mute", |p| {
@@ -756,7 +756,7 @@ fn parts_of_canal_get_certificates_of_the_controllers_own_authority() {
             .unwrap_err()
             .name(),
         "name",
-        "of no tenant's domain"
+        "an identity outside of Canal's own trust domain is refused"
     );
     // The key is RSA: a tenant's CA accepts it only where the request says so.
     let tenant = TenantAuthority::generate(&domain(), NOW).unwrap();

@@ -173,7 +173,7 @@ fn the_roots_key_is_sealed_on_disk_where_there_is_something_to_seal_with() {
         .server_certificate("canal", NOW)
         .unwrap();
     let Err(error) = ControllerCa::open(dir.path(), NOW) else {
-        panic!("it opened without what sealed it")
+        panic!("a sealed CA was opened without its sealing key")
     };
     assert!(error.to_string().contains("--store-key-file"), "{error}");
     let fresh = tempfile::tempdir().unwrap();

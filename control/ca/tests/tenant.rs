@@ -206,6 +206,7 @@ fn cases_of_names(plain: &str) -> Vec<RequestCase> {
         )];
     };
     let foreign_extension = |p: &mut CertificateParams| {
+        // The content `5, 0` is NULL in DER.
         let mut e = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
         e.set_criticality(true);
         p.custom_extensions = vec![e];

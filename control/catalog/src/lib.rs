@@ -278,6 +278,7 @@ impl TenantCatalog {
             diagnostics: compiled.diagnostics.into(),
             objects: compiled.objects.into(),
             complete: compiled.complete,
+            // Without a predecessor, the state itself is the first change.
             changed: before.map_or(generation, |b| b.changed),
             log: before.map(|b| b.log.clone()).unwrap_or_default(),
             floor: before.map_or(generation, |b| b.floor),

@@ -31,7 +31,7 @@ use canal_policy_sources::{
 };
 use canal_sources::parse;
 use canal_store::{DomainName, Store, StoreError};
-use canal_trust::{TrustAuthorities, key_policy};
+use canal_trust::{NewRootError, TrustAuthorities, key_policy};
 use tokio::sync::{mpsc, watch};
 
 /// Maximum number of entries in each queue of the writer.
@@ -366,9 +366,11 @@ impl CatalogWriter {
             .trust
             .ensure(names.iter())
             .inspect_err(|e| {
-                self.metrics
-                    .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-                tracing::error!(error = %e, "controller: could not store a new root; retrying");
+                if let NewRootError::Store(e) = e {
+                    self.metrics
+                        .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                }
+                tracing::error!(error = %e, "controller: a trust domain has no new root; retrying");
             })
             .is_err();
         let trust = trust_resources(&self.catalog, &self.trust);
@@ -378,6 +380,7 @@ impl CatalogWriter {
             .map(Resource::Bundle)
             .into_iter()
             .collect();
+        // At the first publication the provider has no state yet.
         let provider = self.catalog.provider.take().unwrap_or_else(|| {
             let nothing = CompiledTenant::of_provider(Vec::new());
             Arc::new(TenantCatalog::next(None, nothing, generation))

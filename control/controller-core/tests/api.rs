@@ -60,7 +60,7 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     assert_eq!(
         (s.settle().await, ann.status().await.generation),
         (vec![], generation),
-        "and nothing was published"
+        "nothing was published"
     );
 }
 
@@ -156,7 +156,7 @@ async fn objects_live_and_die_by_the_api() {
     assert_eq!(
         (whats(&again.changes), again.generation),
         (vec!["Unchanged Service shop/c".into()], done.generation),
-        "no change, no generation"
+        "an unchanged object makes no generation"
     );
 
     dry_run_and_diff_change_nothing(&mut ann, &second, done.generation).await;
@@ -359,7 +359,7 @@ async fn operators_stay_within_their_tenant() {
         // The tenant has the two services of its files.
         ann.get("", "svc").await.unwrap().len(),
         2,
-        "no tenant named: its own"
+        "without a tenant, an operator sees its own"
     );
 }
 
@@ -584,7 +584,7 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
         ann.names("alpha", "svc")
             .await
             .contains(&"Service shop/c (api)".to_string()),
-        "the others are in force"
+        "the other rows are in force"
     );
     assert!(
         ann.delete(
@@ -631,7 +631,7 @@ async fn limits_refuse_by_name() {
     assert_eq!(
         ann.names("alpha", "svc").await,
         ["Service shop/a (api)", "Service shop/b (api)"],
-        "whole or not at all"
+        "an apply is stored whole or not at all"
     );
     // The comment has 1.3 MiB, more than the 1 MiB of OBJECT_BYTES_MAX.
     let large = service(1, "c", 3) + &"# a long comment\n".repeat(80_000);

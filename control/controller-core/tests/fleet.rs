@@ -472,7 +472,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     while turns_without_head < 10 {
         assert!(
             Instant::now() < until,
-            "it is still the head of {} buckets",
+            "r1 is still the head of {} buckets",
             headed(&e1.subscriber).len()
         );
         owns_all(&mut r1);
@@ -587,10 +587,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     let mut e2 = FakeEdge::launch(&fixture, "e2", "az2", "250.2.0.2").await;
     let mut node = fixture.subscribe("n1").await;
     e1.sees(&[("r1", true)]);
-    // Alpha has one address per AZ and per service at its own node: two services, two AZs.
     e2.sees(&[("r4", true)]);
-    let open =
-        |s: &ManualSubscriber| addresses(s).len() == 2 && addresses(s).values().all(|a| a.open);
     report_until(
         &mut [&mut r1, &mut r4],
         &mut [&mut e1, &mut e2],
@@ -600,6 +597,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     .await;
     node.settle().await;
     let names: BTreeSet<String> = addresses(&node).into_keys().collect();
+    // Each of alpha's two services has one address in each AZ.
     let want = [
         "alpha/canal-system/gateway@az1",
         "alpha/canal-system/gateway@az2",
@@ -637,6 +635,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         assert!(Instant::now() < until, "az2 stays open");
     };
     let silent = closed.duration_since(reported);
+    // A loose bound: it only has to show that the AZ was not closed at once.
     assert!(silent >= times().edge_silent / 2, "{silent:?}");
     assert_time(
         "time until a silent edge's AZ is closed",
@@ -658,14 +657,14 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     );
     follow_r4_down_and_up([&mut r1, &mut r4], [&mut e1, &mut e2]).await;
     node.settle().await;
-    assert!(open(&node) || addresses(&node).values().all(|a| a.open));
+    assert!(addresses(&node).values().all(|a| a.open));
     let mut root = fixture.admin("root").await;
     forget_the_dead_r4(&mut root, &mut r1, &mut e1, &mut e2).await;
     assert!(
         root.forget("r1")
             .await
             .is_err_and(|s| s.code() == Code::FailedPrecondition),
-        "it is alive"
+        "a replica that reports cannot be forgotten"
     );
 }
 
@@ -831,7 +830,10 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         (1, &r1.state.tunnel_ports)
     );
     e1.state.tunnels_version = response.tunnels_version;
-    assert!(e1.sync_and_report().await.tunnels.is_empty(), "it has them");
+    assert!(
+        e1.sync_and_report().await.tunnels.is_empty(),
+        "tunnels that the edge has are not sent again"
+    );
 
     let ids: BTreeMap<String, u32> = tables(&e1.subscriber)
         .values()
@@ -839,18 +841,10 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         .collect();
     let (mine, others) = (ids["alpha/shop/a"], ids["beta/shop/a"]);
     let mut ann = fixture.admin("ann").await;
-    let foreign = ann
-        .find_sessions("beta", "10.1.1.9:4000")
-        .await
-        .unwrap_err();
-    assert_eq!(foreign.code(), Code::PermissionDenied, "{foreign}");
-    assert_eq!(
-        ann.find_sessions("alpha", "10.1.1.9")
-            .await
-            .unwrap_err()
-            .code(),
-        Code::InvalidArgument
-    );
+    let foreign = ann.find_sessions("beta", "10.1.1.9:4000").await;
+    assert_eq!(foreign.unwrap_err().code(), Code::PermissionDenied);
+    let without_port = ann.find_sessions("alpha", "10.1.1.9").await;
+    assert_eq!(without_port.unwrap_err().code(), Code::InvalidArgument);
     // After a pause of the machine some answers come too late, so the query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + wait_limit();

@@ -144,6 +144,7 @@ async fn writes_by_json_are_those_of_grpc() {
         (&json!(true), &json!("deleted")),
         "{deleted}"
     );
+    // The dry run counts as well.
     assert!(
         fixture
             .metric("canal_controller_api_requests_total{verb=\"apply\",outcome=\"accepted\"}")

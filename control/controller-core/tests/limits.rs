@@ -184,9 +184,8 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     let mut greedy = ManualSubscriber::open(fixture.channel().await, "n1", claims()).await;
     assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
     refused(&fixture, "subscription_bytes").await;
-    // The provider's gateways, and streams that bring no names, go on. What the ended stream had
-    // taken is given back.
-    // The share of subscriptionBytes does not apply to the provider's gateways.
+    // The share does not apply to the provider's gateways, and streams that bring no names take
+    // nothing of it. What the ended stream had taken is given back.
     ManualSubscriber::open(fixture.channel().await, "g1", claims())
         .await
         .settle()
@@ -449,7 +448,7 @@ async fn a_tenants_certificates_fill_its_share_and_no_others() {
             Err(e) => break e,
         }
         // No more than the capacity can be issued, so a missing share is noticed.
-        assert!(made < 100, "no end");
+        assert!(made < 100, "the share is not enforced");
     };
     assert_eq!(
         (made, full.code()),
@@ -537,7 +536,7 @@ async fn tokens_and_requests() {
     let Err(over) =
         ManualSubscriber::try_open(fixture.channel().await, &long, BTreeMap::new()).await
     else {
-        panic!("it was accepted")
+        panic!("a token that is too long was accepted")
     };
     assert_eq!(over.code(), Code::Unauthenticated, "{over}");
     refused(&fixture, "token_form").await;

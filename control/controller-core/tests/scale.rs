@@ -169,8 +169,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     let seconds = fixture.metric("canal_controller_compile_seconds_sum").await;
     silence.send(true).unwrap();
     let begun = Instant::now();
-    // The compilation begins shortly before the AZ is due to be closed.
-    // Half of the timeout, so that the compilation has begun when the AZ is due.
+    // After half of the timeout the compilation has begun when the AZ is due to be closed.
     tokio::time::sleep(SILENT / 2).await;
     write(
         fixture.config.config_dir.as_ref().unwrap(),

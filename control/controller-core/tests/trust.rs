@@ -135,7 +135,7 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
     );
     // Once this service arrives, alpha's federation has been read too.
     fixture.write("alpha/mark.yaml", &fixture::service(1, "mark", 9));
-    n1.until("alpha's word", |h| {
+    n1.until("alpha's new service", |h| {
         h.contains_key(&(ResourceKind::Service, "alpha/shop/mark".into()))
     })
     .await;
@@ -174,11 +174,11 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
         "beta's gateway: beta's own, alpha's as beta may see it, and that of Canal's own parts"
     );
     fixture.write("beta/mesh.yaml", &tenant("beta", 2));
-    n1.until("the end of it", |h| {
+    n1.until("the end of the federation", |h| {
         !h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))
     })
     .await;
-    m1.until("the end of it", |h| {
+    m1.until("the end of the federation", |h| {
         !h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))
     })
     .await;
@@ -431,6 +431,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
                 .is_err(),
             "{what}"
         );
+        // Metrics are floating-point numbers, which are not compared for equality.
         assert!(
             (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
             "{what}: {reason}"
@@ -522,7 +523,7 @@ async fn a_root_signs_after_all_acknowledge_it_and_retires_when_unused() {
     assert!(ca.rotate(false).await.unwrap().note.contains("announced"));
     assert!(
         ca.rotate(false).await.unwrap().note.contains("--force"),
-        "one at a time"
+        "a second rotation is refused while one is in progress"
     );
     n1.until(
         "both roots",
@@ -843,7 +844,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
     assert_eq!(
         ca.rotate(false).await.unwrap_err().code(),
         Code::FailedPrecondition,
-        "its root is replaced by hand"
+        "the root of Canal's components is replaced by hand"
     );
     refuse_a_tenants_operator(&fixture, identity).await;
 }
@@ -899,6 +900,7 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
         issued: 2,
         ..ControllerLimits::default()
     };
+    // Alpha's share must not be full before the log is.
     limits
         .shares
         .set(ShareKind::Certificates, Share::Percent(100));

@@ -245,6 +245,7 @@ impl FleetReconciler {
                     .await;
                 false
             }
+            // A new pass begins at once, from the newest state.
             Err(PlanRefusal::Outdated { .. } | PlanRefusal::NotPublished(_)) => false,
         }
     }

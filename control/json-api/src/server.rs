@@ -329,6 +329,8 @@ impl RequestContext {
     ) -> Result<Response<Body>, RequestError> {
         match operation {
             ReadOperation::Status => {
+                // Every operation refuses parameters that it does not know, so that none is
+                // silently ignored.
                 parameters(query, []).map_err(RequestError::form)?;
                 self.view(StatusView::from(
                     admin

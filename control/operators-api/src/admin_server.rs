@@ -254,6 +254,7 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
     let summary = shared.subscribers.summary(&catalog);
     let mut g = GaugeValues::default();
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
+    // A kind without subscribers is shown as 0.
     for kind in ["node", "gateway", "edge", "keyserver"] {
         g.set(
             metrics::SUBSCRIBERS,

@@ -230,7 +230,8 @@ impl<'a> IngressPool<'a, '_> {
         let Some(first) = requested.first() else {
             for network in networks.keys() {
                 let max = capacity(self.ranges(network));
-                // Nothing is released while addresses are assigned.
+                // The search goes on at the last result, since nothing is released while addresses
+                // are assigned. Numbers begin at 1.
                 let mut number = self.lowest.get(network).copied().unwrap_or(1);
                 while number <= max && self.is_taken(id, network, number) {
                     number += 1;
@@ -256,6 +257,7 @@ impl<'a> IngressPool<'a, '_> {
                 "no ingress network has the address {first}; fix: request one of an AZ's part of the pool, or none"
             ));
         };
+        // A Gateway has one number, which determines its address in each AZ.
         let other = requested
             .iter()
             .find(|address| self.number_at(network, **address) != Some(number));

@@ -113,6 +113,7 @@ fn each_gateway_has_an_address_of_its_own_and_keeps_it() {
             .map(|(id, text)| (*id, (*text).to_owned()))
             .collect()
     };
+    // az1 has the second eighth of the pool, from .32 on, whose first address is not used.
     let got = list_addresses(&first, &plan);
     assert_eq!(
         got,

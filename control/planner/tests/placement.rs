@@ -328,7 +328,7 @@ impl PromptTier {
                     .filter(|(_, table)| table.closing > 0);
                 assert!(
                     closing.all(|(az, _)| !service.tables.contains_key(az)),
-                    "{id:?} is on the way"
+                    "{id:?} moves while its last table still closes"
                 );
                 moved += 1;
                 self.moved += u64::from(self.demands.services[id].weight.max(1));
@@ -484,11 +484,11 @@ impl PromptTier {
         let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
                 parts
-                    // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
                     .iter()
                     .map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0))
                     .sum::<f64>()
             };
+            // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
             least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
             // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of
             // floating point.
@@ -599,7 +599,7 @@ fn an_az_added_later_becomes_a_home_az() {
     assert_eq!(
         tier.plan.services[&id(7)].placement.as_ref().unwrap().home,
         az("a"),
-        "its tenant requested it"
+        "the tenant requested this home AZ"
     );
     // In a third AZ no service has its home at first, so backends away from home move there first.
     names(&["c"], 8).iter().for_each(|name| tier.join(name));
@@ -620,7 +620,7 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     assert_eq!(
         moves,
         [3, 0, 0],
-        "not everybody has the first wave's tables"
+        "the next wave waits until all have the first wave's tables"
     );
     tier.deliver();
     assert_eq!(tier.step(), 3);

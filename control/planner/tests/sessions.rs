@@ -144,6 +144,7 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     let mut tier = SimTier::new(&[("a1", 3)], 1);
     tier.settle();
     let (service, home) = (id(1), az("a"));
+    // Bucket 5 stands for any bucket.
     let old = tier.open(service, &home, 5).unwrap();
     // Only the session after the drain counts.
     tier.sessions.clear();

@@ -130,7 +130,7 @@ fn an_owner_stays_until_all_confirmed_the_table_and_it_reported() {
         .record_report(number(1), report(number_of, confirmed - 1));
     assert!(
         is_there(&mut tier),
-        "it reported later, but the scan was earlier"
+        "a later report of an earlier scan proves nothing"
     );
     tier.ownership
         .record_report(number(1), report(number_of - 1, confirmed));

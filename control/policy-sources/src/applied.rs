@@ -70,6 +70,7 @@ impl AppliedObjects {
             .diagnostics
             .into_iter()
             .find(|d| d.severity == Severity::Error);
+        // A row holds one object.
         match parsed.documents.into_iter().next() {
             Some(document) => {
                 let to = StoredObjectKey {
@@ -188,6 +189,8 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Federation(o) => &mut o.metadata,
         Object::KeyServer(o) => &mut o.metadata,
         Object::Termination(o) => &mut o.metadata,
+        Object::OffloadPreference(o) => &mut o.metadata,
+        Object::TrafficPriority(o) => &mut o.metadata,
     }
 }
 

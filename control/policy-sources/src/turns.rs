@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(
             begun(&mut order),
             [("alpha".into(), 1)],
-            "and uses the free worker if no other tenant waits"
+            "alpha uses the free worker if no other tenant waits"
         );
         order.end(&c, false);
         assert_eq!(begun(&mut order), [], "but never two");

@@ -535,6 +535,8 @@ pub(crate) fn classify_field(
         | ObjectKind::Federation
         | ObjectKind::KeyServer
         | ObjectKind::Termination
+        | ObjectKind::OffloadPreference
+        | ObjectKind::TrafficPriority
         | ObjectKind::PeerAuthentication => &[],
         ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
         ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,

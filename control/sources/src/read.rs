@@ -455,6 +455,12 @@ impl DocumentReader<'_> {
             ObjectKind::Termination => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::Termination),
+            ObjectKind::OffloadPreference => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::OffloadPreference),
+            ObjectKind::TrafficPriority => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::TrafficPriority),
         }
     }
 

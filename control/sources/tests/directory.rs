@@ -302,6 +302,7 @@ fn the_size_and_number_of_files_are_limited() {
         )
         .unwrap();
     }
+    // Folder `gamma` has one file more than the limit, and z.yaml was read before.
     let scan = directory.scan();
     assert_eq!(
         scan.changed[0].documents.len(),

@@ -528,6 +528,7 @@ fn api_subscriber(
         bytes_sent: r.bytes_sent,
         responses_sent: r.responses_sent,
         nacks: r.nacks,
+        // The first connection is no reconnection.
         reconnects: r.connects.saturating_sub(1),
         last_seen_ms: r.last_seen_ms,
         version: r.version.clone(),
@@ -643,6 +644,7 @@ mod tests {
             [true, false, false]
         );
         let other = s.open(&node("n2")).unwrap();
+        // Four streams are open, which is the limit: three of n1 and one of n2.
         assert!(
             s.open(&node("n3"))
                 .is_err_and(|e| e.to_string().contains("alpha"))
@@ -652,7 +654,6 @@ mod tests {
 
         old[1].record_progress(SubscriberProgress {
             resources: 9,
-            // Four streams are open: three of n1 and one of n2.
             ..SubscriberProgress::default()
         });
         newest.record_progress(SubscriberProgress {

@@ -275,8 +275,8 @@ mod tests {
 
     fn allocation_cases() -> Vec<IdCase> {
         vec![
-            // The pairs are a name, an id, and the time of its release; the number is the next
-            // fresh id.
+            // The entries are a name, an id, and the time of its release; the number is the next
+            // fresh id. All cases have 4 ids in total, of which one tenant may have 4.
             IdCase {
                 what: "fresh ids ascend from 1",
                 book: book(&[], 0),
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(
             ids,
             (1..=WANTED).collect::<Vec<_>>(),
-            "its own, the oldest first"
+            "alpha gets its own ids, the oldest first"
         );
         assert!(
             got.displaced

@@ -302,7 +302,7 @@ fn a_second_controller_on_the_same_store_is_refused_by_name() {
     assert_eq!(
         open(dir.path()).id(),
         id,
-        "it opens once the first process has ended"
+        "the store opens once the first process has ended"
     );
 }
 
@@ -522,7 +522,7 @@ fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
     );
     assert!(
         register(&s, "b").unwrap().drain,
-        "an order outlives a new registration"
+        "an order to drain outlives a new registration"
     );
 }
 

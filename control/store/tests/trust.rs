@@ -79,7 +79,7 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
     drop(s);
     assert!(
         is_in_file("very-secret-one"),
-        "this is what the seal is for"
+        "without a sealing key, the file contains the private key"
     );
     // The first start with a key seals what is in the file already.
     let s = open(dir.path(), Some(1)).unwrap();
@@ -91,7 +91,7 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
         is_in_file("certificate of 15")
             && !is_in_file("very-secret-one")
             && !is_in_file("very-secret-two"),
-        "nothing is left behind"
+        "no unsealed private key is left in the file"
     );
     for key in [None, Some(2)] {
         let refused = open(dir.path(), key).err().unwrap();

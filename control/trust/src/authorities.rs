@@ -280,13 +280,14 @@ impl TrustAuthorities {
     /// Creates roots for those trust domains that need one and have none, in one write.
     ///
     /// # Errors
-    /// The store refused the write; no root was added.
+    /// The store refused the write, and no root was added; or a root could not be created, and only
+    /// the others were added.
     pub fn ensure<'a>(
         &self,
         names: impl Iterator<Item = &'a DomainName>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), NewRootError> {
         let mut domains = locked(&self.domains);
-        let mut made = Vec::new();
+        let (mut made, mut failed) = (Vec::new(), None);
         for name in names {
             if !matches!(self.source(&name.1), AuthoritySource::Own) {
                 // Such a domain gets no root here, but needs an entry for what its files revoke.
@@ -307,23 +308,23 @@ impl TrustAuthorities {
                     made.push((name.clone(), domain));
                 }
                 Err(e) => {
-                    tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "trust: could not create a root; retrying")
+                    tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "trust: could not create a root; retrying");
+                    failed = Some(e);
                 }
             }
-        }
-        if made.is_empty() {
-            return Ok(());
         }
         let rows: Vec<_> = made
             .iter()
             .map(|(name, domain)| (name.clone(), domain.stored()))
             .collect();
-        self.store.put_trusts(&rows)?;
+        if !rows.is_empty() {
+            self.store.put_trusts(&rows)?;
+        }
         for (name, domain) in made {
             tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "trust: created a new root for the trust domain");
             domains.insert(name, domain);
         }
-        Ok(())
+        failed.map_or(Ok(()), |e| Err(e.into()))
     }
 
     /// Returns the trust bundle of a trust domain; `None` if it has no root.
@@ -763,6 +764,33 @@ pub enum TrustOperationError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Fault(#[from] DomainError),
+}
+
+/// Reason why a trust domain that needs a root has none.
+#[derive(Debug, thiserror::Error)]
+pub enum NewRootError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Create(#[from] CsrError),
+}
+
+impl From<NewRootError> for TrustOperationError {
+    fn from(error: NewRootError) -> Self {
+        match error {
+            NewRootError::Store(e) => e.into(),
+            NewRootError::Create(e) => DomainError::from(e).into(),
+        }
+    }
+}
+
+impl From<NewRootError> for IssueError {
+    fn from(error: NewRootError) -> Self {
+        match error {
+            NewRootError::Store(e) => e.into(),
+            NewRootError::Create(e) => e.into(),
+        }
+    }
 }
 
 impl TrustOperationError {

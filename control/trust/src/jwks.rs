@@ -19,7 +19,7 @@ use hyper::body::Bytes;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 
 use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, host_and_port};
 
@@ -348,19 +348,12 @@ pub async fn follow(context: JwksContext, origin: JwksSource, stored: BTreeSet<J
         fetcher.follow_catalog().await;
         tokio::select! {
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
-            Some(done) = fetcher.tasks.join_next_with_id() => {
-                let (task, fetched) = match done {
-                    Ok(done) => done,
-                    // Nothing aborts a fetch, so it panicked. It is tried again as one that failed.
-                    Err(panicked) => (panicked.id(), Err(JwksError::Panicked)),
-                };
-                if let Some(key_set) = fetcher.running.remove(&task) {
-                    fetcher.take(key_set, fetched).await;
-                }
-            }
+            Some(done) = fetcher.tasks.join_next_with_id() => fetcher.take_done(done).await,
         }
     }
 }
+
+type FetchResult = Result<JwksFetch, JwksError>;
 
 /// State of the task that fetches key sets.
 struct Fetcher {
@@ -369,9 +362,9 @@ struct Fetcher {
     /// Key sets that the store had at the start of the controller.
     stored: BTreeSet<JwksRef>,
     entries: BTreeMap<JwksRef, JwksEntry>,
-    tasks: JoinSet<Result<JwksFetch, JwksError>>,
+    tasks: JoinSet<FetchResult>,
     /// Key sets that the tasks fetch.
-    running: HashMap<tokio::task::Id, JwksRef>,
+    running: HashMap<task::Id, JwksRef>,
 }
 
 impl Fetcher {
@@ -440,8 +433,20 @@ impl Fetcher {
         }
     }
 
+    /// Takes a fetch that has ended.
+    async fn take_done(&mut self, done: Result<(task::Id, FetchResult), task::JoinError>) {
+        let (task, fetched) = match done {
+            Ok(done) => done,
+            // Nothing aborts a fetch, so it panicked. It is tried again as one that failed.
+            Err(panicked) => (panicked.id(), Err(JwksError::Panicked)),
+        };
+        if let Some(key_set) = self.running.remove(&task) {
+            self.take(key_set, fetched).await;
+        }
+    }
+
     /// Records the result of a fetch, and passes it on if it is news.
-    async fn take(&mut self, key_set: JwksRef, fetched: Result<JwksFetch, JwksError>) {
+    async fn take(&mut self, key_set: JwksRef, fetched: FetchResult) {
         let outcome = match &fetched {
             Ok(JwksFetch::Set { .. }) => "fetched",
             Ok(JwksFetch::Unchanged) => "unchanged",
@@ -526,6 +531,88 @@ impl Fetcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A fetcher with a store of its own, and what it passes on.
+    struct FetcherFixture {
+        fetcher: Fetcher,
+        updates: mpsc::Receiver<KeySetUpdate>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl FetcherFixture {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(folder.path(), canal_store::StoreLimits::default()).unwrap();
+            let (sender, updates) = mpsc::channel(8);
+            let fetcher = Fetcher {
+                context: JwksContext {
+                    catalog: watch::channel(Arc::default()).1,
+                    store: Arc::new(store),
+                    metrics: Arc::default(),
+                    updates: sender,
+                },
+                origin: JwksSource {
+                    client: FetchClient::new(b"").unwrap(),
+                    options: Arc::default(),
+                    config_dir: None,
+                },
+                stored: BTreeSet::new(),
+                entries: BTreeMap::new(),
+                tasks: JoinSet::new(),
+                running: HashMap::new(),
+            };
+            Self {
+                fetcher,
+                updates,
+                _folder: folder,
+            }
+        }
+
+        fn stored(&self) -> Vec<String> {
+            let all = self.fetcher.context.store.jwks().unwrap();
+            all.into_iter().map(|(.., body)| body).collect()
+        }
+    }
+
+    fn key_set() -> JwksRef {
+        ("alpha".parse().unwrap(), "https://id.example/keys".into())
+    }
+
+    #[tokio::test]
+    async fn a_fetch_that_panics_is_tried_again_as_one_that_failed() {
+        let mut fixture = FetcherFixture::new();
+        let fetcher = &mut fixture.fetcher;
+        let entry = JwksEntry {
+            due: Instant::now(),
+            etag: None,
+            has_set: false,
+            failures: 0,
+            fault: None,
+            under_way: true,
+        };
+        fetcher.entries.insert(key_set(), entry);
+        let task = fetcher.tasks.spawn(async { panic!("a bug") });
+        fetcher.running.insert(task.id(), key_set());
+        let done = fetcher.tasks.join_next_with_id().await.unwrap();
+        fetcher.take_done(done).await;
+        let entry = &fetcher.entries[&key_set()];
+        assert!(!entry.under_way && entry.failures == 1);
+        assert_eq!(entry.fault, Some(JwksError::Panicked));
+        let update = fixture.updates.try_recv().unwrap();
+        assert!(update.set.is_none() && update.fault.unwrap().contains("panicked"));
+    }
+
+    #[tokio::test]
+    async fn a_key_set_is_stored_and_deleted_in_this_order() {
+        let fixture = FetcherFixture::new();
+        for n in 0..50 {
+            let body = format!("{{\"keys\":[{n}]}}");
+            fixture.fetcher.keep(&key_set(), Some(body.clone())).await;
+            assert_eq!(fixture.stored(), [body]);
+            fixture.fetcher.keep(&key_set(), None).await;
+            assert!(fixture.stored().is_empty());
+        }
+    }
 
     #[test]
     fn only_listed_hosts_are_fetched() {

@@ -13,9 +13,9 @@ pub mod jwks;
 
 pub use authorities::{
     BLOCKED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, CERTIFICATES_PER_HOLDER_MAX, CertificateRate,
-    DomainError, EXTERNAL_REQUESTS_MAX, ExternalCa, ISSUED_MAX, MaintenanceContext, PROVIDER_RATE,
-    REPEATED_LIFETIME_SECONDS, REVOKED_MAX, RevocationTarget, TENANT_RATE, TrustAuthorities,
-    TrustOperationError, TrustOptions, run_maintenance,
+    DomainError, EXTERNAL_REQUESTS_MAX, ExternalCa, ISSUED_MAX, MaintenanceContext, NewRootError,
+    PROVIDER_RATE, REPEATED_LIFETIME_SECONDS, REVOKED_MAX, RevocationTarget, TENANT_RATE,
+    TrustAuthorities, TrustOperationError, TrustOptions, run_maintenance,
 };
 pub use certificate_service::{CertificateService, key_policy};
 pub use fetch::FetchClient;

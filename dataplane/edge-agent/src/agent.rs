@@ -256,6 +256,7 @@ impl ReportHandler for EdgeReporter {
 /// Returns an [`EdgeError`] if the agent cannot start, or if one of its tasks ends early.
 pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, EdgeError> {
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
+    // 0 leaves the hard limit as it is; the soft limit is raised to it.
     canal_runtime::raise_file_limit(0);
     start(
         "creating the data directory (--data-dir)",
@@ -270,23 +271,22 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let watcher = traffic.watcher();
     // The agent serves no connections, so the drain of this branch waits for nothing.
     drop(traffic);
-    let board = EdgeDump {
+    let dump = Arc::new(EdgeDump {
         config: config.clone(),
         reconciler: shared.reconciler.clone(),
         southbound: subscriber.watch(),
         traffic: watcher,
-    };
-    let board = Arc::new(board);
+    });
     serve_operators(
         &config,
-        board.clone(),
+        dump.clone(),
         &registry,
         level,
         &process,
         &process_drain,
     )?;
     let sources = ObserveSources {
-        dump: Box::new(move |_| board.json()),
+        dump: Box::new(move |_| dump.json()),
         tap: None,
         logs: None,
         registry: registry.clone(),
@@ -604,13 +604,13 @@ fn look_after(shared: &AgentShared, audits: bool) {
 /// addresses; each has its own port, as in Istio.
 fn serve_operators(
     config: &EdgeConfig,
-    board: Arc<EdgeDump>,
+    dump: Arc<EdgeDump>,
     registry: &Registry,
     level: LogLevelHandle,
     process: &Arc<DrainTrigger>,
     drain: &DrainWatcher,
 ) -> Result<(), EdgeError> {
-    let (for_dump, for_ready) = (board.clone(), board);
+    let (for_dump, for_ready) = (dump.clone(), dump);
     let admin = AdminRoutes::new()
         .config_dump(move || for_dump.json())
         .metrics(registry.clone())

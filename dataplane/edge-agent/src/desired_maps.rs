@@ -525,6 +525,8 @@ impl MapContext<'_> {
                     ));
                 }
             }
+            // The program restores one source address per family in replies, so the first of each
+            // counts.
             let v4 = a.addresses.iter().find_map(|ip| {
                 if let IpAddr::V4(v4) = ip.to_canonical() {
                     Some(v4)

@@ -263,6 +263,7 @@ impl MapStore for KernelMaps {
             .into_iter()
             .collect(),
             nodes: get(e.nodes(), |k, v| {
+                // The map is a set: this agent writes no other value than 1.
                 (*v == 1).then_some(((vni(k.vni)?, address_of_be(k.address_be)), ()))
             })?
             .into_iter()
@@ -288,6 +289,8 @@ impl MapStore for KernelMaps {
             .into_iter()
             .collect(),
             tunnels: get(e.tunnels(), |k, v| {
+                // An element without ports would leave the edge no tunnel to choose, so this agent
+                // never writes one.
                 (!v.used().is_empty()).then(|| (address_of_be(*k), Arc::new(v.used().to_vec())))
             })?
             .into_iter()
@@ -367,6 +370,7 @@ mod tests {
             );
         }
         assert_eq!(
+            // A key begins with 32 bits of VNI, so a shorter one is not an edge's.
             net(&PrefixKey {
                 prefixlen: 31,
                 ..PrefixKey::default()

@@ -53,6 +53,7 @@ pub(crate) fn decide_path(
         // Without aggregation each flow has a tunnel of its own.
         _ if !place.aggregate => 0xc000 | hash >> 16,
         Some(ports) if !ports.is_empty() => ports[upper % ports.len()].into(),
+        // `--tunnels` is at least 1; the maximum keeps other callers from a division by 0.
         _ => u32::from(TUNNEL_PORT) + (upper % usize::from(place.tunnels.max(1))) as u32,
     };
     path.replica = number;

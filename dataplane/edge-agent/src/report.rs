@@ -105,6 +105,7 @@ mod tests {
                 ..EdgeReportResponse::default()
             }
         };
+        // The second argument is the version of the tunnels that the edge has.
         let read = read_orders(tunnels("250.1.0.9"), 3).unwrap().tunnels;
         assert_eq!(
             read,

@@ -3,6 +3,8 @@
 //!
 //! It opens nothing and reads no clock. Start with [`SnapshotBuilder::apply`].
 
+mod build_endpoint_sets;
+mod build_hash_tables;
 mod build_listener_termination;
 mod build_policies;
 mod build_routes;
@@ -13,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use canal_authorization::PolicyDestination;
 use canal_identity::ClientIdentityFactory;
 use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
@@ -26,6 +27,9 @@ use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
 use hashbrown::HashMap;
 
+use build_endpoint_sets::{EndpointSetUses, ServiceSets};
+use build_hash_tables::PendingHashTables;
+pub(crate) use build_hash_tables::{FinishedHashTable, HashTableJob};
 use build_listener_termination::ListenerCertificates;
 pub(crate) use build_routes::CompileJob;
 
@@ -33,8 +37,8 @@ use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    Endpoint, EndpointSet, EndpointSetId, FilterChain, LoadBalancing, PortView, ServiceNames,
-    ServiceView, ShardedMap, Snapshot, TenantTls, TenantView, WorkloadLabels, WorkloadView,
+    FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls, TenantView,
+    WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's
@@ -54,8 +58,7 @@ struct ServiceState {
     routes: BTreeMap<String, Arc<RouteRule>>,
     /// UIDs of the workloads that serve the service.
     members: BTreeSet<String>,
-    /// Port, subset and ID of each endpoint set.
-    slots: Vec<(u16, Labels, EndpointSetId)>,
+    sets: ServiceSets,
     view: Option<Arc<ServiceView>>,
 }
 
@@ -109,6 +112,8 @@ pub struct SnapshotBuilder {
     compiled: HashMap<ServiceKey, CompiledRoutes>,
     /// Services that are not served before their routes are compiled.
     withheld: HashSet<ServiceKey>,
+    set_uses: EndpointSetUses,
+    hash_tables: PendingHashTables,
     touched: DirtySet,
 }
 
@@ -143,6 +148,8 @@ impl SnapshotBuilder {
             faults: HashMap::default(),
             compiled: HashMap::default(),
             withheld: HashSet::new(),
+            set_uses: EndpointSetUses::default(),
+            hash_tables: PendingHashTables::default(),
             touched: DirtySet::default(),
         }
     }
@@ -273,6 +280,7 @@ impl SnapshotBuilder {
             ResourceKind::Authorization
             | ResourceKind::Authentication
             | ResourceKind::Authorizer => self.remove_policy(kind, name),
+            // The gateway stores nothing of the other kinds.
             _ => {}
         }
     }
@@ -451,6 +459,7 @@ impl SnapshotBuilder {
         });
         let party = match &identity {
             Some(identity) => WorkloadLabels::of_workload(workload, identity),
+            // The workload may arrive before its tenant, whose trust domain completes the identity.
             None => WorkloadLabels {
                 workload: workload.name.to_string(),
                 namespace: workload.namespace.to_string(),
@@ -537,16 +546,12 @@ impl SnapshotBuilder {
         self.publish_policies(&touched);
         // A changed set keeps its `EndpointSetId`, so the views that refer to it need no rebuild.
         for key in &touched.members {
-            let slots: Vec<_> = self.state(key).slots.clone();
-            for (port, subset, slot) in slots {
-                let before = self.snapshot.sets.get(slot).cloned();
-                let set = self.make_set(key, port, &subset, before.as_deref());
-                self.snapshot.sets.replace(slot, set);
-            }
+            self.rebuild_sets(key);
         }
         for key in &touched.views {
             self.rebuild_view(key);
         }
+        self.free_unused_sets();
         if touched.gateways {
             self.rebuild_gateways();
         }
@@ -595,6 +600,7 @@ impl SnapshotBuilder {
             .clone()
             .filter(|_| !self.withheld.contains(key))
         else {
+            self.release_sets(old.as_deref());
             return;
         };
         let names = Arc::new(ServiceNames {
@@ -610,7 +616,7 @@ impl SnapshotBuilder {
         let ports = service.ports.iter().map(|p| PortView {
             port: p.port,
             protocol: p.protocol,
-            slot: self.slot(key, p.port, &Labels::new()),
+            slot: self.endpoint_set(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
             termination: self.port_termination(key, p, &names.hostname),
@@ -627,8 +633,13 @@ impl SnapshotBuilder {
             policy_paths: service.policy_paths,
             guard,
             throttle,
+            // Clients inside the mesh have no proxies before this gateway, so none of their headers
+            // is trusted.
             trusted_proxies: gateway.as_ref().map_or(0, |it| it.trusted_proxies),
         });
+        // In this order, so that no set is unused that both views use.
+        self.use_sets(&view);
+        self.release_sets(old.as_deref());
         let tenant = self.tenant(&key.tenant);
         tenant.services.insert(key.clone(), view.clone());
         for vip in &view.vips {
@@ -641,112 +652,6 @@ impl SnapshotBuilder {
             tenant.hosts.insert(host, view.clone());
         }
         self.state(key).view = Some(view);
-    }
-
-    /// Returns the ID of the endpoint set of a service port and subset; creates the set if needed.
-    fn slot(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
-        if let Some((.., slot)) = self
-            .state(key)
-            .slots
-            .iter()
-            .find(|(p, s, _)| *p == port && s == subset)
-        {
-            return *slot;
-        }
-        let set = self.make_set(key, port, subset, None);
-        let slot = self.snapshot.sets.push(set);
-        self.state(key).slots.push((port, subset.clone(), slot));
-        slot
-    }
-
-    /// Makes an endpoint set that takes the place of `before`.
-    fn make_set(
-        &mut self,
-        key: &ServiceKey,
-        port: u16,
-        subset: &Labels,
-        before: Option<&EndpointSet>,
-    ) -> EndpointSet {
-        self.last_id += 1;
-        let id = self.last_id;
-        let state = self.services.entry_ref(key).or_default();
-        let service = state.service.as_ref();
-        let hostname = hostname_of(key, service);
-        let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
-        let policy_paths = service.map(|s| s.policy_paths).unwrap_or_default();
-        let policy = service.map(|s| s.load_balancer(port, subset));
-        let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
-        let policies = self.policies.get(&key.tenant);
-        let mut endpoints = Vec::new();
-        for workload in state
-            .members
-            .iter()
-            .filter_map(|uid| self.workloads.get(uid))
-        {
-            // Only ready workloads of the subset that serve this port are endpoints.
-            let chosen = workload.ready
-                && subset
-                    .iter()
-                    .all(|(k, v)| workload.labels.get(k) == Some(v));
-            let serves = workload
-                .serves
-                .iter()
-                .find(|(s, p, _)| s == key && *p == port);
-            if let (true, Some((_, _, target)), Some(address)) =
-                (chosen, serves, workload.addresses.first())
-            {
-                // A client's address can be preserved only over its own family.
-                let other = workload
-                    .addresses
-                    .iter()
-                    .find(|other| other.is_ipv4() != address.is_ipv4());
-                let (address, other_family) = (
-                    SocketAddr::new(*address, *target),
-                    other.map(|ip| SocketAddr::new(*ip, *target)),
-                );
-                // An endpoint keeps its id across snapshots, and with it its idle connections and
-                // its ejection.
-                let known = self.endpoint_ids.entry((
-                    workload.uid.clone(),
-                    address,
-                    other_family,
-                    workload.vni,
-                ));
-                let id = *known.or_insert_with(|| {
-                    self.last_id += 1;
-                    self.last_id
-                });
-                let place = PolicyDestination::workload(&workload.namespace, &workload.labels)
-                    .serving(Some(key));
-                let guard = policies.and_then(|policies| policies.guard(&place));
-                endpoints.push(Endpoint {
-                    id,
-                    workload: workload.clone(),
-                    address,
-                    other_family,
-                    guard,
-                });
-            }
-        }
-        EndpointSet {
-            id,
-            service: Some(Arc::new(ServiceNames {
-                key: key.clone(),
-                hostname,
-            })),
-            port,
-            protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
-            pool,
-            policy_paths,
-            exists: known_port.is_some(),
-            filters: FilterChain::of_policies(
-                endpoints
-                    .iter()
-                    .filter_map(|endpoint| endpoint.guard.as_deref()),
-            ),
-            load_balancing: LoadBalancing::build(policy.unwrap_or_default(), &endpoints, before),
-            endpoints: endpoints.into(),
-        }
     }
 
     /// Returns the kinds and names of all stored resources that `state` does not contain.
@@ -816,6 +721,11 @@ impl SnapshotBuilder {
     pub fn route_faults(&self) -> usize {
         self.faults.values().sum()
     }
+}
+
+fn is_in_subset(workload: &WorkloadView, subset: &Labels) -> bool {
+    let mut required = subset.iter();
+    required.all(|(key, value)| workload.labels.get(key) == Some(value))
 }
 
 /// Returns the host name of a service, also of one that is not stored.

@@ -332,7 +332,7 @@ impl Endpoint {
 }
 
 /// Identifies an endpoint set; stays the same while the set behind it changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointSetId(u32);
 
 /// Endpoint sets by ID; an edit copies one chunk.
@@ -361,14 +361,14 @@ impl EndpointSets {
         EndpointSetId((chunk * CHUNK + sets.len() - 1) as u32)
     }
 
-    fn replace(&mut self, slot: EndpointSetId, set: EndpointSet) {
+    fn replace(&mut self, slot: EndpointSetId, set: Arc<EndpointSet>) {
         let at = slot.0 as usize;
         if let Some(place) = self
             .chunks
             .get_mut(at / CHUNK)
             .and_then(|c| Arc::make_mut(c).get_mut(at % CHUNK))
         {
-            *place = Arc::new(set);
+            *place = set;
         }
     }
 

@@ -1,14 +1,18 @@
 //! The load balancer of an endpoint set, with the table of one that hashes. Tables are built with
-//! the set, never for a request. The engine selects the endpoint. Start with [`LoadBalancing`].
+//! the set or after it, never for a request. The engine selects the endpoint. Start with [`LoadBalancing`].
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use canal_model::load_balancing::{HashCookie, HashKey, HashTableKind, LoadBalancer};
+use canal_model::load_balancing::{
+    ConsistentHash, HashCookie, HashKey, HashTableKind, LoadBalancer,
+};
 use canal_router::RoutableRequest;
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::{Endpoint, EndpointSet};
-use crate::hash_table::{HashTable, hash_of, hash_of_all};
+use crate::hash_table::{HASHED_ENDPOINTS_MAX, HashTable, hash_of, hash_of_all};
 
 /// The load balancer of an endpoint set.
 #[derive(Debug, Clone, Default)]
@@ -25,52 +29,144 @@ pub enum LoadBalancing {
 pub struct HashBalancer {
     pub key: HashKey,
     kind: HashTableKind,
+    table: Arc<AddressTable>,
+    /// For each position of the table that of the endpoint in the set, or [`GONE`]; `None` if they
+    /// are the same.
+    moved: Option<Box<[u16]>>,
+}
+
+/// Stands for an endpoint that a set has no longer.
+const GONE: u16 = u16::MAX;
+
+/// A hash table, and the endpoints of which it was built.
+#[derive(Debug)]
+pub(crate) struct AddressTable {
     table: HashTable,
+    addresses: Box<[SocketAddr]>,
+}
+
+impl AddressTable {
+    /// Builds the table of the endpoints with these addresses. Returns `None` without endpoints, or
+    /// with more than fit.
+    pub(crate) fn build(kind: HashTableKind, addresses: Box<[SocketAddr]>) -> Option<Self> {
+        let keys: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let table = HashTable::build(kind, &keys)?;
+        Some(Self { table, addresses })
+    }
+
+    fn is_of(&self, endpoints: &[Endpoint]) -> bool {
+        let addresses = endpoints.iter().map(|endpoint| &endpoint.address);
+        self.addresses.iter().eq(addresses)
+    }
 }
 
 impl HashBalancer {
+    fn new(hash: ConsistentHash, table: Arc<AddressTable>, endpoints: &[Endpoint]) -> Self {
+        let moved = (!table.is_of(endpoints)).then(|| {
+            let now: HashMap<SocketAddr, u16> =
+                endpoints.iter().map(|it| it.address).zip(0..).collect();
+            let moved = table.addresses.iter();
+            moved
+                .map(|address| now.get(address).copied().unwrap_or(GONE))
+                .collect()
+        });
+        Self {
+            key: hash.key,
+            kind: hash.table,
+            table,
+            moved,
+        }
+    }
+
     /// Returns positions of endpoints in the order in which they take a hash, some several times.
-    pub fn positions(&self, hash: u64) -> impl Iterator<Item = usize> {
-        self.table.positions(hash)
+    /// They are those of the first `entries_max` entries.
+    pub fn positions(&self, hash: u64, entries_max: usize) -> impl Iterator<Item = usize> {
+        let entries = self.table.table.positions(hash).take(entries_max);
+        entries.filter_map(|at| match &self.moved {
+            None => Some(at),
+            Some(moved) => moved
+                .get(at)
+                .filter(|at| **at != GONE)
+                .map(|at| usize::from(*at)),
+        })
     }
 }
 
 impl LoadBalancing {
     /// Builds the load balancer of a set. It takes the table of the set before if that is the same:
-    /// sets change for other reasons than their endpoints.
+    /// sets change for other reasons than their endpoints. A table with more entries than are left
+    /// must be built later, which the second value says; until then, the set has the table before,
+    /// or the default.
     pub(crate) fn build(
         policy: LoadBalancer,
         endpoints: &[Endpoint],
         before: Option<&EndpointSet>,
-    ) -> Self {
+        entries_left: &mut usize,
+    ) -> (Self, bool) {
         let hash = match policy {
-            LoadBalancer::LeastRequest => return Self::LeastRequest,
-            LoadBalancer::RoundRobin => return Self::RoundRobin,
-            LoadBalancer::Random => return Self::Random,
+            LoadBalancer::LeastRequest => return (Self::LeastRequest, false),
+            LoadBalancer::RoundRobin => return (Self::RoundRobin, false),
+            LoadBalancer::Random => return (Self::Random, false),
             LoadBalancer::ConsistentHash(hash) => *hash,
         };
-        if let Some(before) = before
-            && let Self::ConsistentHash(balancer) = &before.load_balancing
-            && (&balancer.key, balancer.kind) == (&hash.key, hash.table)
-            && addresses(&before.endpoints).eq(addresses(endpoints))
-        {
-            return Self::ConsistentHash(balancer.clone());
+        if !has_table(endpoints) {
+            return (Self::LeastRequest, false);
         }
-        let keys: Vec<String> = addresses(endpoints).map(|it| it.to_string()).collect();
-        match HashTable::build(hash.table, &keys) {
-            Some(table) => Self::ConsistentHash(Arc::new(HashBalancer {
-                key: hash.key,
-                kind: hash.table,
-                table,
-            })),
-            // A set with more endpoints than a table has room for has the default.
-            None => Self::LeastRequest,
+        let before = match before.map(|set| &set.load_balancing) {
+            Some(Self::ConsistentHash(it)) if (&it.key, it.kind) == (&hash.key, hash.table) => {
+                Some(it)
+            }
+            _ => None,
+        };
+        if let Some(before) = before.filter(|it| it.table.is_of(endpoints)) {
+            let balancer = match before.moved {
+                None => before.clone(),
+                Some(_) => Arc::new(HashBalancer::new(hash, before.table.clone(), endpoints)),
+            };
+            return (Self::ConsistentHash(balancer), false);
+        }
+        let entries = (hash.table.entries() as usize).max(endpoints.len());
+        if let Some(left) = entries_left.checked_sub(entries) {
+            *entries_left = left;
+            let addresses = endpoints.iter().map(|it| it.address).collect();
+            let built = AddressTable::build(hash.table, addresses);
+            let built = built.map(|table| Self::of_table(hash, table, endpoints));
+            return (built.unwrap_or_default(), false);
+        }
+        let table = before.map(|it| it.table.clone());
+        let stale = table.map(|table| HashBalancer::new(hash, table, endpoints));
+        let stale = stale.map(|it| Self::ConsistentHash(Arc::new(it)));
+        (stale.unwrap_or_default(), true)
+    }
+
+    /// Returns the load balancer of a set with a table that may be of other endpoints.
+    pub(crate) fn of_table(
+        hash: ConsistentHash,
+        table: AddressTable,
+        endpoints: &[Endpoint],
+    ) -> Self {
+        Self::ConsistentHash(Arc::new(HashBalancer::new(
+            hash,
+            Arc::new(table),
+            endpoints,
+        )))
+    }
+
+    /// Returns whether it hashes this part of requests with a table of just these endpoints.
+    pub(crate) fn is_built_of(&self, hash: &ConsistentHash, endpoints: &[Endpoint]) -> bool {
+        match self {
+            Self::ConsistentHash(it) => {
+                (&it.key, it.kind) == (&hash.key, hash.table) && it.table.is_of(endpoints)
+            }
+            _ => false,
         }
     }
 }
 
-fn addresses(endpoints: &[Endpoint]) -> impl Iterator<Item = &std::net::SocketAddr> {
-    endpoints.iter().map(|endpoint| &endpoint.address)
+/// Returns whether a table can be built of the endpoints. A set with more than a table has room for
+/// has the default load balancer.
+pub(crate) fn has_table(endpoints: &[Endpoint]) -> bool {
+    (1..=HASHED_ENDPOINTS_MAX).contains(&endpoints.len())
 }
 
 /// Returns the hash of the part of a request that the key names; `None` if the request lacks it.
@@ -249,28 +345,74 @@ mod tests {
         }
     }
 
+    fn policy(size_min: u32) -> LoadBalancer {
+        LoadBalancer::ConsistentHash(Box::new(ConsistentHash {
+            key: HashKey::SourceIp,
+            table: HashTableKind::Ring { size_min },
+        }))
+    }
+
     #[test]
     fn a_table_is_built_again_only_if_endpoints_or_settings_change() {
-        let policy = |size_min| {
-            LoadBalancer::ConsistentHash(Box::new(canal_model::load_balancing::ConsistentHash {
-                key: HashKey::SourceIp,
-                table: HashTableKind::Ring { size_min },
-            }))
-        };
         let table = |built: &LoadBalancing| match built {
             LoadBalancing::ConsistentHash(balancer) => Arc::as_ptr(balancer),
             other => panic!("{other:?}"),
         };
-        let mut before = set_of(4);
-        before.load_balancing = LoadBalancing::build(policy(64), &before.endpoints, None);
-        let first = table(&before.load_balancing);
-        let again = |policy, endpoints: &[Endpoint]| {
-            table(&LoadBalancing::build(policy, endpoints, Some(&before)))
+        let build = |policy, endpoints: &[Endpoint], before: Option<&EndpointSet>| {
+            let mut unlimited = usize::MAX;
+            let (built, is_pending) =
+                LoadBalancing::build(policy, endpoints, before, &mut unlimited);
+            assert!(!is_pending);
+            built
         };
+        let mut before = set_of(4);
+        before.load_balancing = build(policy(64), &before.endpoints, None);
+        let first = table(&before.load_balancing);
+        let again =
+            |policy, endpoints: &[Endpoint]| table(&build(policy, endpoints, Some(&before)));
         assert_eq!(again(policy(64), &set_of(4).endpoints), first);
         assert_ne!(again(policy(65), &before.endpoints), first);
         assert_ne!(again(policy(64), &set_of(5).endpoints), first);
-        let empty = LoadBalancing::build(policy(64), &[], None);
+        let empty = build(policy(64), &[], None);
         assert!(matches!(empty, LoadBalancing::LeastRequest));
+    }
+
+    #[test]
+    fn a_set_has_the_table_before_while_another_one_is_pending() {
+        let (mut before, mut after) = (set_of(4), set_of(5));
+        let mut left = 100;
+        let (built, is_pending) =
+            LoadBalancing::build(policy(64), &before.endpoints, None, &mut left);
+        assert_eq!((is_pending, left), (false, 36));
+        before.load_balancing = built;
+        // The first endpoint is gone, and there is another one behind the others.
+        after.endpoints = after.endpoints.iter().skip(1).cloned().collect();
+        let (stale, is_pending) =
+            LoadBalancing::build(policy(64), &after.endpoints, Some(&before), &mut left);
+        assert_eq!((is_pending, left), (true, 36));
+        let positions = |built: &LoadBalancing, hash| match built {
+            LoadBalancing::ConsistentHash(it) => it.positions(hash, 64).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        for n in 0..100u64 {
+            let hash = hash_of(&n.to_le_bytes());
+            let kept = positions(&before.load_balancing, hash);
+            let kept: Vec<usize> = kept
+                .into_iter()
+                .filter(|at| *at != 0)
+                .map(|at| at - 1)
+                .collect();
+            assert_eq!(positions(&stale, hash), kept);
+        }
+        // Back to the endpoints of which the table was built: nothing is pending.
+        after.load_balancing = stale;
+        let (back, is_pending) =
+            LoadBalancing::build(policy(64), &before.endpoints, Some(&after), &mut left);
+        assert!(!is_pending);
+        assert_eq!(positions(&back, 7), positions(&before.load_balancing, 7));
+        // Without a table before, the set has the default.
+        let (none, is_pending) =
+            LoadBalancing::build(policy(65), &before.endpoints, Some(&before), &mut left);
+        assert!(is_pending && matches!(none, LoadBalancing::LeastRequest));
     }
 }

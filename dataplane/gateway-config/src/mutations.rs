@@ -100,8 +100,8 @@ impl RequestMutations {
             })
     }
 
-    /// True if a mutation determines the header, whatever the client sent.
-    pub fn header(&self, name: &str) -> bool {
+    /// True if a mutation sets or removes the header, whatever the client sent.
+    pub fn sets_or_removes(&self, name: &str) -> bool {
         self.headers.iter().any(|(known, _)| known == name)
     }
 
@@ -117,7 +117,7 @@ impl RequestMutations {
     /// True if a mutation determines the header, or if the header is another spelling of such a
     /// one.
     pub fn determines(&self, name: &str) -> bool {
-        self.header(name) || self.respells(name.as_bytes())
+        self.sets_or_removes(name) || self.respells(name.as_bytes())
     }
 
     /// Returns the headers that are removed (`None`) or set.
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(
             (
                 changes.value("x-user"),
-                changes.header("x-bad"),
-                changes.header("host")
+                changes.sets_or_removes("x-bad"),
+                changes.sets_or_removes("host")
             ),
             (Some(&b"b"[..]), true, false)
         );

@@ -239,6 +239,13 @@ pub struct MatchedRule<'a> {
 }
 
 impl ServiceRoutes {
+    /// Iterates over the endpoint sets of all rules, once for each place that names one.
+    pub(crate) fn endpoint_sets(&self) -> impl Iterator<Item = EndpointSetId> {
+        let of_rules = self.targets.iter().flatten().flatten().flatten();
+        let mirrors = self.mirrors.values().flatten().flatten();
+        of_rules.map(|target| target.slot).chain(mirrors.copied())
+    }
+
     /// Resolves the backends of compiled routes. `dialled` are the filters that the service's own
     /// policies require.
     pub(super) fn resolve(

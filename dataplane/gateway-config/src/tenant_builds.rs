@@ -3,7 +3,8 @@
 //! continue. It has no thread and no clock of its own.
 //!
 //! A tenant's changes of its traffic stay in order: as long as one of them waits, so do all later
-//! ones, and the tenant is routed as before the first. Each is published whole. Security resources
+//! ones, and the tenant is routed as before the first. Each is published whole. Hash tables of load
+//! balancers hold up no change: an endpoint set gets its table in a step of its own. Security resources
 //! of a tenant that is served never wait; a tenant that is not served yet appears with its security
 //! resources or not at all. Start with [`TenantBuilds::apply`] and [`TenantBuilds::next_step`].
 
@@ -14,13 +15,17 @@ use canal_model::ids::{Generation, TenantName};
 use canal_model::program::{Resource, ResourceKind};
 
 use crate::Snapshot;
-use crate::build::{CompileJob, SnapshotBuilder};
+use crate::build::{CompileJob, FinishedHashTable, HashTableJob, SnapshotBuilder};
 use crate::routes::CompiledRoutes;
 use crate::turns::BuildTurns;
 
 /// Bytes of tables that one change of the configuration may compile at once, for all tenants
 /// together; the rest is compiled in steps. One step may exceed it by the tables of one service.
 pub const IMMEDIATE_BYTES_MAX: usize = 8 << 20;
+
+/// Bytes of [`IMMEDIATE_BYTES_MAX`] that stand for one entry of a hash table, which takes much
+/// longer to build than its size suggests: a change may build 131,072 entries at once.
+const BYTES_OF_HASH_ENTRY: usize = 64;
 
 /// Resources of a change that have one owner.
 #[derive(Debug, Default)]
@@ -103,8 +108,18 @@ struct WaitingTenant {
 /// A step of a build. It is run without access to [`TenantBuilds`], which stays usable meanwhile.
 pub struct BuildStep {
     tenant: TenantName,
-    number: u64,
-    job: Option<CompileJob>,
+    work: StepWork,
+}
+
+/// What a step does.
+enum StepWork {
+    /// Compiles the routes of one service, for the build with this number.
+    Routes {
+        number: u64,
+        job: Option<CompileJob>,
+    },
+    /// Builds the hash table of one endpoint set.
+    HashTable(HashTableJob),
 }
 
 impl BuildStep {
@@ -113,12 +128,17 @@ impl BuildStep {
         &self.tenant
     }
 
-    /// Compiles the routes of one service.
+    /// Compiles the routes of one service, or builds a hash table.
     pub fn run(self) -> FinishedStep {
         FinishedStep {
             tenant: self.tenant,
-            number: self.number,
-            compiled: self.job.map(CompileJob::run),
+            work: match self.work {
+                StepWork::Routes { number, job } => FinishedWork::Routes {
+                    number,
+                    compiled: job.map(CompileJob::run),
+                },
+                StepWork::HashTable(job) => FinishedWork::HashTable(job.run()),
+            },
         }
     }
 }
@@ -126,8 +146,24 @@ impl BuildStep {
 /// Result of a step, for [`TenantBuilds::finish`].
 pub struct FinishedStep {
     tenant: TenantName,
-    number: u64,
-    compiled: Option<CompiledRoutes>,
+    work: FinishedWork,
+}
+
+/// What a step has made.
+enum FinishedWork {
+    Routes {
+        number: u64,
+        compiled: Option<CompiledRoutes>,
+    },
+    HashTable(FinishedHashTable),
+}
+
+impl FinishedStep {
+    /// Returns whether the step belongs to a change that waits for its tables. A hash table does
+    /// not: what came with it is in force already.
+    pub fn is_of_change(&self) -> bool {
+        matches!(self.work, FinishedWork::Routes { .. })
+    }
 }
 
 /// The builder of snapshots, and what waits for it.
@@ -144,6 +180,8 @@ pub struct TenantBuilds {
     /// closed until a whole state arrives.
     failed: BTreeSet<TenantName>,
     last_number: u64,
+    /// True if the last step built a hash table. Then the next one compiles routes, if some wait.
+    last_was_hash_table: bool,
 }
 
 impl TenantBuilds {
@@ -157,6 +195,7 @@ impl TenantBuilds {
             closed_until_built: BTreeSet::new(),
             failed: BTreeSet::new(),
             last_number: 0,
+            last_was_hash_table: false,
         }
     }
 
@@ -181,6 +220,8 @@ impl TenantBuilds {
         bytes_max: usize,
     ) -> Arc<Snapshot> {
         self.generation = generation;
+        self.builder
+            .limit_hash_entries(bytes_max / BYTES_OF_HASH_ENTRY);
         let (mut now, by_tenant) = split(upserts, removals);
         let mut builds = Vec::new();
         for (tenant, change) in by_tenant {
@@ -220,6 +261,7 @@ impl TenantBuilds {
                 now.add(self.wait(tenant, change, generation, (jobs, compiled)));
             }
         }
+        // A change may have removed the last table for which a closed tenant waited.
         self.open_built();
         self.publish(&now, ready)
     }
@@ -244,26 +286,67 @@ impl TenantBuilds {
     /// Returns the next step to run, if something waits. One step runs at a time;
     /// [`TenantBuilds::finish`] takes its result.
     pub fn next_step(&mut self) -> Option<BuildStep> {
+        let first = if self.last_was_hash_table {
+            self.next_routes()
+        } else {
+            self.next_hash_table()
+        };
+        let step = first
+            .or_else(|| self.next_routes())
+            .or_else(|| self.next_hash_table())?;
+        self.last_was_hash_table = matches!(step.work, StepWork::HashTable(_));
+        Some(step)
+    }
+
+    fn next_routes(&mut self) -> Option<BuildStep> {
         let tenant = self.turns.next()?.clone();
         self.turns.step(&tenant);
         let build = &mut self.waiting.get_mut(&tenant)?.build;
-        Some(BuildStep {
+        let work = StepWork::Routes {
             number: build.number,
             job: build.jobs.pop(),
-            tenant,
+        };
+        Some(BuildStep { tenant, work })
+    }
+
+    fn next_hash_table(&mut self) -> Option<BuildStep> {
+        let job = self.builder.next_hash_table()?;
+        Some(BuildStep {
+            tenant: job.tenant().clone(),
+            work: StepWork::HashTable(job),
         })
     }
 
     /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with
     /// it.
     pub fn finish(&mut self, step: FinishedStep) -> Option<Arc<Snapshot>> {
+        let FinishedStep { tenant, work } = step;
+        self.builder
+            .limit_hash_entries(IMMEDIATE_BYTES_MAX / BYTES_OF_HASH_ENTRY);
+        match work {
+            FinishedWork::Routes { number, compiled } => {
+                self.finish_routes(tenant, number, compiled)
+            }
+            FinishedWork::HashTable(built) => {
+                self.builder.put_hash_table(built);
+                Some(self.publish(&TenantChange::default(), Vec::new()))
+            }
+        }
+    }
+
+    fn finish_routes(
+        &mut self,
+        tenant: TenantName,
+        number: u64,
+        compiled: Option<CompiledRoutes>,
+    ) -> Option<Arc<Snapshot>> {
         // While the step ran, a whole state may have dropped or replaced its build.
         let waiting = self
             .waiting
-            .get_mut(&step.tenant)
-            .filter(|waiting| waiting.build.number == step.number)?;
+            .get_mut(&tenant)
+            .filter(|waiting| waiting.build.number == number)?;
         let build = &mut waiting.build;
-        build.compiled.extend(step.compiled);
+        build.compiled.extend(compiled);
         if !build.jobs.is_empty() {
             return None;
         }
@@ -290,17 +373,17 @@ impl TenantBuilds {
                     .any(|job| *job.service() == compiled.service)
             });
             if !build.jobs.is_empty() {
-                self.turns.extend(&step.tenant, build.jobs.len() as u64);
+                self.turns.extend(&tenant, build.jobs.len() as u64);
                 return None;
             }
         }
-        self.turns.end(&step.tenant);
+        self.turns.end(&tenant);
         let WaitingTenant {
             mut build,
             later,
             later_generation,
             ..
-        } = self.waiting.remove(&step.tenant)?;
+        } = self.waiting.remove(&tenant)?;
         // Security resources of later batches do not wait for the tables of those batches.
         let later = build.change.take_security(later);
         // The tenant has left `waiting`, but with later changes it must stay closed.
@@ -308,14 +391,13 @@ impl TenantBuilds {
             self.open_built();
         }
         // The routes without which these services were withheld are complete now.
-        self.builder
-            .release(|service| service.tenant == step.tenant);
+        self.builder.release(|service| service.tenant == tenant);
         let snapshot = self.publish(&build.change, build.compiled);
         if !later.is_empty() {
             // After the publication, because the jobs build on the rules that are in use.
             let change = of_later(later);
             let jobs = self.builder.compile_jobs(&change.upserts, &change.removals);
-            self.wait(step.tenant, change, later_generation, (jobs, Vec::new()));
+            self.wait(tenant, change, later_generation, (jobs, Vec::new()));
         }
         Some(snapshot)
     }

@@ -145,10 +145,12 @@ pub(crate) async fn run(
         tracing::error!(%error, "gateway: cannot pass the listeners to the redirector, so no session can arrive");
         ListenerFds::default()
     }));
+    // Once all workers have dropped theirs, the engine's start cannot wait for a dead worker.
     drop(opened);
     let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
     tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
     tokio::task::spawn_local(worker.scheduler.clone().rounds());
+    // One worker shows the gauges that belong to the whole process.
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
     let drained = Rc::downgrade(&worker);
@@ -186,6 +188,7 @@ pub(crate) async fn run(
     if let Some(log) = &worker.log {
         log.flush();
     }
+    // Without it the watchdog would report the ended worker as stuck.
     heartbeat.end();
 }
 
@@ -311,4 +314,35 @@ fn spawn_connection(
         }
         drop((open, counted, member));
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_runtime::drain;
+    use canal_runtime::metrics::Registry;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_cannot_listen_holds_up_no_start() {
+        let (_trigger, drain) = drain::tree();
+        let config = GatewayConfig {
+            // No address of this machine (RFC 5737).
+            hbone: vec!["203.0.113.1:15008".parse().unwrap()],
+            ..GatewayConfig::default()
+        };
+        let shared = Arc::new(EngineShared::new(config, Registry::new(), None, None));
+        let thread = Thread {
+            index: 0,
+            count: 1,
+            core: None,
+            drain,
+        };
+        // As the engine, the test keeps a sender while it waits.
+        let (opened, all) = std::sync::mpsc::channel();
+        run(shared, thread, opened.clone()).await;
+        let listeners = all.try_recv().expect("the worker reports that it has none");
+        assert!(listeners.hbone.is_none() && listeners.plain.is_none());
+        drop(opened);
+    }
 }

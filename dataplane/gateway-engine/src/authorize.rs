@@ -355,6 +355,7 @@ fn decide(
                     then,
                 }));
             }
+            // An undecided policy denies too, because no later hop evaluates it.
             verdict => return Err(denied(worker, session, &verdict, record)),
         }
     }

@@ -160,13 +160,15 @@ fn hashed(
     hash: u64,
 ) -> Option<usize> {
     let is_usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_ejected(now);
-    let first = balancer.positions(hash).next()?;
-    let mut found = balancer.positions(hash).take(HASH_ENTRIES_MAX);
+    let mut found = balancer.positions(hash, HASH_ENTRIES_MAX);
     found.find(is_usable).or_else(|| {
         // Nearly all endpoints are ejected. Each worker for which the same ones are selects the same.
-        let usable: Vec<usize> = (0..view.states.len()).filter(is_usable).collect();
+        let all = view.states.len();
+        let usable: Vec<usize> = (0..all).filter(is_usable).collect();
         let at = usable.get(below(hash, usable.len())).copied();
-        at.or(Some(first))
+        at.or_else(|| balancer.positions(hash, HASH_ENTRIES_MAX).next())
+            // A table that is not built anew yet may have only endpoints that are gone.
+            .or_else(|| (all > 0).then(|| below(hash, all)))
     })
 }
 
@@ -288,6 +290,7 @@ mod tests {
             budget: Rc::default(),
             turn: Default::default(),
         });
+        // 50 draws would meet each of four endpoints if all took part.
         let (now, mut random) = (Instant::now(), numbers());
         for _ in 0..50 {
             assert!(

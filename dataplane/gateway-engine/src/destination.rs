@@ -204,6 +204,8 @@ impl ResolvedDestination {
                 id,
                 workload: workload.clone(),
                 address,
+                // The client chose the address, and with it the family that can preserve its own
+                // address.
                 other_family: None,
                 guard,
             }]

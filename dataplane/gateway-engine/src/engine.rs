@@ -5,14 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use canal_gateway_config::{
-    EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView,
-};
+use canal_gateway_config::{EndpointSet, PortView, ServiceView, Snapshot, TenantView};
 use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder, TenantBuilds};
-use canal_gateway_limits::shares::SharedLimits;
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, TenantName};
 use canal_model::program::{Resource, ResourceKind};
@@ -26,9 +23,8 @@ use canal_telemetry::tap::TapBroker;
 use crate::accept::{self, ListenerFds};
 use crate::config::GatewayConfig;
 use crate::rebalance;
-use crate::request_metrics::RequestMetricFamilies;
 use crate::table_builds::TableBuilds;
-use crate::watchdog::{self, Watchdog};
+use crate::watchdog;
 use crate::worker::{EngineShared, Handover};
 
 /// Reason why an engine did not start.
@@ -108,21 +104,7 @@ impl GatewayEngine {
             log,
             dns,
         } = dependencies;
-        let shared = Arc::new(EngineShared {
-            publisher: SnapshotPublisher::default(),
-            families: RequestMetricFamilies::new(&registry),
-            tap: TapBroker::new(&registry),
-            limits: Arc::new(SharedLimits::new(&config.limits, &registry)),
-            watchdog: Arc::new(Watchdog::new(&registry)),
-            log: Mutex::new(log),
-            dns,
-            accepted: AtomicU64::new(0),
-            begun: std::time::Instant::now(),
-            soft_drain: tokio::sync::watch::Sender::new(false),
-            moves: tokio::sync::watch::Sender::default(),
-            registry: registry.clone(),
-            config,
-        });
+        let shared = Arc::new(EngineShared::new(config, registry.clone(), log, dns));
         let builds = TableBuilds::start(shared.clone(), TenantBuilds::new(builder), &registry)
             .map_err(GatewayError::Workers)?;
         // Published before any worker runs, so that no request sees the empty snapshot.
@@ -143,6 +125,8 @@ impl GatewayEngine {
         // The reserved addresses stay bound until every worker has opened its listeners.
         let mut listener_fds = ListenerFds::default();
         for _ in 0..workers.count() {
+            // An error means that a worker thread ended without a message. Only the first worker
+            // sends sockets.
             if let Ok(opened) = all.recv() {
                 listener_fds = ListenerFds {
                     hbone: listener_fds.hbone.or(opened.hbone),

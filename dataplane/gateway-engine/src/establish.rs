@@ -357,6 +357,7 @@ pub(crate) async fn hbone(
     let Some(tls) = &tenant.tls else {
         return worker.counts.refused_connection("no_certificates");
     };
+    // Before the permit, so that silent clients do not use up the tenant's handshakes.
     if let Err(late) = first_byte(worker, &stream).await {
         worker.counts.late(late);
         return worker.counts.refused_connection("tls_timeout");
@@ -381,6 +382,7 @@ pub(crate) async fn hbone(
     if !is_trusted_peer(&tenant, &peer) {
         return worker.counts.refused_connection("foreign_tenant");
     }
+    // The permit bounds handshakes in progress; the next one may begin now.
     drop(handshake);
     permit.end_handshake(true);
     let config = hbone_config(worker, &tenant);

@@ -167,6 +167,7 @@ pub(crate) fn http2(
             "grpc-status",
             HeaderValue::from(u16::from(fault.grpc_status())),
         );
+        // The status alone suffices, so a text that no header can carry is left out.
         if let Ok(message) = HeaderValue::from_str(fault.text()) {
             headers.insert("grpc-message", message);
         }

@@ -204,7 +204,8 @@ impl RequestSeries {
         };
         let key = SeriesKey {
             source: finished.source.number,
-            // Without a set, the tenant's number separates the series; no set has ID 0.
+            // Without a set, the tenant's number separates the series. Shifted, it does not meet the
+            // IDs of sets, which count from 1.
             set: finished
                 .target
                 .map_or(u64::from(finished.account.number) << 40, |(view, _)| {
@@ -213,6 +214,7 @@ impl RequestSeries {
             endpoint: finished
                 .target
                 .and_then(|(_, at)| at)
+                // No set has so many endpoints, so this number means that none was selected.
                 .map_or(u32::MAX, |at| at as u32),
             status: decide_code(request.status),
             flag: finished.flag,
@@ -227,6 +229,7 @@ impl RequestSeries {
         let series = known.unwrap_or_else(|| {
             let made = Rc::new(self.make(finished));
             let mut known = self.handles.borrow_mut();
+            // The handles only save look-ups in the registry, so any of them may be dropped.
             if known.len() >= SERIES_MAX {
                 known.clear();
             }

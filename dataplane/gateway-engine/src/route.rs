@@ -12,7 +12,7 @@ use canal_gateway_config::{
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
 use canal_model::ingress::is_gateway_service;
-use canal_model::program::TunnelProtocol;
+use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
 
@@ -107,12 +107,9 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
-            let is_wrong = if session.tls {
-                is_misdirected(session, &resolved, request)
-            } else {
-                is_for_tls(&resolved)
-            };
-            if is_wrong {
+            if is_of_earlier_listener(session, &resolved)
+                || session.tls && is_misdirected(session, &resolved, request)
+            {
                 return Err(ProxyError::Misdirected);
             }
             Ok((
@@ -182,14 +179,20 @@ fn admit(
     worker.limits.request(&session.account)
 }
 
-/// Returns whether the destination is a Gateway's port for TLS. A plaintext connection to it is older
-/// than the listener.
-fn is_for_tls(resolved: &ResolvedDestination) -> bool {
+/// True if the destination is a port of a Gateway whose listeners would not have accepted the
+/// session's connection: it is older than they are.
+fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestination) -> bool {
     let ResolvedDestination::Service { service, port } = resolved else {
         return false;
     };
-    let termination = service.ports[*port].termination.as_deref();
-    termination.is_some_and(|it| matches!(it, PortTermination::Gateway(_)) || it.is_relaying())
+    let port = &service.ports[*port];
+    match port.termination.as_deref() {
+        Some(PortTermination::Gateway(_)) => !session.tls,
+        // Requests cannot be read of connections that are relayed.
+        Some(PortTermination::Passthrough | PortTermination::Relay(_)) => true,
+        Some(PortTermination::Service(_)) => false,
+        None => port.protocol == AppProtocol::Tcp && is_gateway_service(&service.names.key),
+    }
 }
 
 /// True if a request on a connection with TLS must come over another connection.
@@ -199,18 +202,15 @@ fn is_misdirected<R: RoutableRequest>(
     resolved: &ResolvedDestination,
     request: &R,
 ) -> bool {
-    let ResolvedDestination::Service { service, port: at } = resolved else {
+    let ResolvedDestination::Service { service, port } = resolved else {
         return false;
     };
     let (port, name) = (
-        service.ports[*at].port,
+        service.ports[*port].port,
         session.principal.server_name.as_deref(),
     );
-    // The connection is older than the listener if its port reads no requests any more.
-    let termination = service.ports[*at].termination.as_deref();
     let routes = service.routes.as_ref();
-    termination.is_some_and(PortTermination::is_relaying)
-        || routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
+    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
 /// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client with

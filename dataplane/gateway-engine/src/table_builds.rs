@@ -206,6 +206,7 @@ impl TableBuilds {
     }
 
     fn finish(&self, step: FinishedStep, tenant: &TenantName) {
+        let is_of_change = step.is_of_change();
         let mut work = self.lock();
         // A configuration that triggers a bug must stop neither the thread nor other tenants.
         let snapshot = catch_unwind(AssertUnwindSafe(|| work.builds.finish(step))).unwrap_or_else(|_| {
@@ -213,8 +214,11 @@ impl TableBuilds {
             Some(work.builds.fail(tenant))
         });
         if let Some(snapshot) = snapshot {
-            tracing::info!(%tenant, "gateway: the tenant's tables are built and in force");
-            self.publish(snapshot, &work.builds, true);
+            if is_of_change {
+                tracing::info!(%tenant, "gateway: the tenant's tables are built and in force");
+            }
+            // A hash table changes no tenant.
+            self.publish(snapshot, &work.builds, is_of_change);
         }
     }
 

@@ -72,6 +72,31 @@ pub(crate) struct EngineShared {
     pub(crate) moves: watch::Sender<Moves>,
 }
 
+impl EngineShared {
+    pub(crate) fn new(
+        config: GatewayConfig,
+        registry: Registry,
+        log: Option<AccessLog>,
+        dns: Option<Handover>,
+    ) -> Self {
+        Self {
+            publisher: SnapshotPublisher::default(),
+            families: RequestMetricFamilies::new(&registry),
+            tap: TapBroker::new(&registry),
+            limits: Arc::new(SharedLimits::new(&config.limits, &registry)),
+            watchdog: Arc::new(Watchdog::new(&registry)),
+            log: Mutex::new(log),
+            dns,
+            accepted: AtomicU64::new(0),
+            begun: std::time::Instant::now(),
+            soft_drain: watch::Sender::new(false),
+            moves: watch::Sender::default(),
+            registry,
+            config,
+        }
+    }
+}
+
 /// State of one worker, which only its own thread uses.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<EngineShared>,

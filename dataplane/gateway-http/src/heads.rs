@@ -77,7 +77,7 @@ pub fn request_1_to_1(
     // line.
     let cookies = several_cookies(view).filter(|_| {
         !add.changes
-            .is_some_and(|changes| changes.header(FieldName::Cookie.text()))
+            .is_some_and(|changes| changes.sets_or_removes(FieldName::Cookie.text()))
     });
     let mut edits: SmallVec<[HeaderEdit<'_>; 4]> = SmallVec::new();
     edits.push(HeaderEdit::Set(b"x-forwarded-for", &forwarded));
@@ -238,6 +238,7 @@ pub fn request_1_to_2(
         None => view.authority(),
     };
     let uri = Uri::builder()
+        // The endpoint's application gets plaintext; `x-forwarded-proto` names the client's scheme.
         .scheme(Scheme::HTTP)
         .authority(authority)
         .path_and_query(path)
@@ -310,8 +311,11 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
     let path = parts
         .path_and_query
         .unwrap_or_else(|| PathAndQuery::from_static("/"));
+    // Only OPTIONS may ask for the whole server instead of a path (RFC 9113 §8.3.1).
     let origin =
         path.as_str().starts_with('/') || (path.as_str() == "*" && method == Method::OPTIONS);
+    // An HTTP/1.1 reader could end the request line at such a byte, or take the rest for a
+    // fragment.
     if !origin
         || !path
             .as_str()

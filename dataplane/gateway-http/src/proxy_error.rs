@@ -58,6 +58,7 @@ impl PolicyDenial {
     pub fn of(verdict: &AuthorizationDecision<'_>) -> Self {
         let name =
             |key: &canal_model::authorization::PolicyKey| format!("{}/{}", key.namespace, key.name);
+        // The detail has the form of Envoy's RBAC filter in Istio, which log parsers know.
         let (policy, detail, undecided) = match verdict {
             AuthorizationDecision::Deny {
                 policy: Some(key),

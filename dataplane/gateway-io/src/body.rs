@@ -359,6 +359,8 @@ impl BodyPump {
                 self.put(first, sink);
                 self.begun = true;
             }
+            // Before the first piece, the head may still be in the outbox and leaves together with
+            // it.
             if self.begun {
                 ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
                 self.give_back(source);

@@ -205,6 +205,7 @@ mod tests {
             "the rest is not for one tenant"
         );
         // Whatever ten tenants take, an eleventh gets the first bytes.
+        // From 8 MiB down to 256 bytes, so that these tenants get all that they can.
         for size in (8..24).rev().map(|bits| 1 << bits) {
             (4..12).for_each(|tenant| {
                 others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok()))

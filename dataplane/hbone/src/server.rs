@@ -239,6 +239,7 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
                         h2.graceful_shutdown();
                     }
                     ServerEvent::PingTimeout => {
+                        // The GOAWAY tells a peer that only was slow why the connection ends.
                         h2.abrupt_shutdown(h2::Reason::NO_ERROR);
                         let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
                         return (HboneCloseReason::Ping, Err(HboneError::Server("no answer to PING".into())));

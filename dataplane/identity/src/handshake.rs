@@ -245,6 +245,7 @@ impl ServerIdentity {
         let mut received = Vec::new();
         let outcome = match remote.requester() {
             Ok(requester) => {
+                // A server expects no particular client: policies decide after the handshake.
                 let terms = remote.terms(&Arc::from([]));
                 canal_keyserver_client::as_server(
                     &mut io,

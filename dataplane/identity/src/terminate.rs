@@ -316,6 +316,8 @@ impl Terminator {
         }
         .with_cert_resolver(key);
         config.alpn_protocols = self.terms.alpn.clone();
+        // rustls would otherwise resume sessions from memory, past the caller's decision about
+        // tickets.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         if tickets {

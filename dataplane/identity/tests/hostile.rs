@@ -10,6 +10,8 @@ mod craft;
 mod fixture;
 #[path = "hostile/flights.rs"]
 mod flights;
+#[path = "hostile/hello_records.rs"]
+mod hello_records;
 #[path = "hostile/hellos.rs"]
 mod hellos;
 #[path = "hostile/keys.rs"]

@@ -48,6 +48,12 @@ impl CircuitBreaker {
         }
     }
 
+    /// Returns whether [`CircuitBreaker::allows`] would return true. It takes no turn.
+    pub(super) fn may_allow(&self, now: Instant) -> bool {
+        let s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        s.open_until.is_none_or(|until| until <= now)
+    }
+
     /// Records an answer, which closes the breaker.
     pub(super) fn record_success(&self) {
         let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,8 +87,11 @@ mod tests {
             assert_eq!(c.record_failure(now()), n == FAILURES_MAX);
         }
         assert!(!c.allows(now()));
+        assert!(!c.may_allow(now()));
         tokio::time::advance(OPEN_TIME.0).await;
+        assert!(c.may_allow(now()) && c.may_allow(now()));
         assert!(c.allows(now()), "one tries");
+        assert!(!c.may_allow(now()));
         assert!(!c.allows(now()), "the others wait");
         c.record_success();
         assert!(c.allows(now()) && c.allows(now()));

@@ -46,7 +46,7 @@ pub struct KeyClientConfig {
 #[derive(Debug)]
 pub(super) struct KeyServerState {
     pub(super) target: KeyServerTarget,
-    circuit: CircuitBreaker,
+    pub(super) circuit: CircuitBreaker,
     tally: HandshakeCounters,
 }
 
@@ -197,6 +197,22 @@ impl KeyClient {
         })
     }
 
+    /// Waits for this process's own certificate, which may not be there yet when the process
+    /// starts. That is not a key server's fault.
+    async fn wait_for_certificate(&self) -> Result<(), KeyServerError> {
+        let own = &self.inner.own;
+        let is_there = own.current().is_some()
+            || tokio::time::timeout(self.inner.trip, own.first())
+                .await
+                .is_ok_and(|first| first.is_some());
+        if is_there {
+            return Ok(());
+        }
+        self.inner.counts.record_unavailable();
+        let problem = format!("{} has no certificate yet", own.identity());
+        Err(KeyServerError::NoKeyServer(problem))
+    }
+
     /// Tries one server after the other until one answers. Returns the server, the rest of the
     /// exchange, and its first answer.
     pub(super) async fn first(
@@ -206,29 +222,18 @@ impl KeyClient {
     ) -> Result<(Arc<KeyServerState>, KeyServerCall, KeyServerAnswer), KeyServerError> {
         let counts = &self.inner.counts;
         let mut tried = Vec::new();
-        // When a process starts, its own certificate may not be there yet. That is not a key
-        // server's fault.
-        if self.inner.own.current().is_none()
-            && tokio::time::timeout(self.inner.trip, self.inner.own.first())
-                .await
-                .ok()
-                .flatten()
-                .is_none()
-        {
-            counts.record_unavailable();
-            return Err(KeyServerError::NoKeyServer(format!(
-                "{} has no certificate yet",
-                self.inner.own.identity()
-            )));
-        }
+        self.wait_for_certificate().await?;
         for (n, known) in servers.iter().enumerate() {
             let name = &known.target.name;
-            let timeout = if n + 1 == servers.len() {
+            // A later server whose circuit breaker is open is not tried, so it is no better one.
+            let now = Instant::now();
+            let is_last = !servers[n + 1..].iter().any(|it| it.circuit.may_allow(now));
+            let timeout = if is_last {
                 self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR
             } else {
                 self.inner.trip
             };
-            if !known.circuit.allows(Instant::now()) {
+            if !known.circuit.allows(now) {
                 counts.failed(name, KeyServerFailure::CircuitOpen);
                 tried.push(format!("{name}: {}", KeyServerFailure::CircuitOpen.name()));
                 continue;

@@ -115,6 +115,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
             return not("bytes that are not a TLS handshake");
         }
         if wanted.is_none() && message == 0 {
+            // 1 is the message type ClientHello; three bytes of length follow (RFC 8446 §4).
             match body {
                 [1, a, b, c, ..] if length >= 4 => {
                     wanted =

@@ -5,16 +5,19 @@ use std::time::Duration;
 
 use canal_runtime::metrics::Registry;
 use canal_testing::{TestCa, identity};
-use canal_tls::{PeerVerifier, TrustView, server_config};
+use canal_tls::{PeerVerifier, TrustStore, TrustView, server_config};
 use canal_wire::keyrpc::{self, KeyName, KeyRefusal as Said, KeyRequest, KeyResponse};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use super::channel::{IN_FLIGHT_MAX, KeyServerChannel, OwnedHandshakeResult, QUEUE_MAX};
+use super::circuit_breaker::FAILURES_MAX;
 use super::counts::{KeyClientCounters, KeyServerFailure};
+use super::key_client::{KeyClient, KeyClientConfig, LAST_SERVER_TIMEOUT_FACTOR};
 use super::remote_handshake::{RemoteHandshakeParams, finished};
-use super::server_address::KeyServerTarget;
+use super::server_address::{KeyServerTarget, ServerAddress};
 
 const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
@@ -80,6 +83,46 @@ async fn a_channel_limits_requests_and_bytes() {
     }
     assert_eq!(calls.len(), QUEUE_MAX.div_ceil(60_000));
     assert_eq!(sign().err(), Some(KeyServerFailure::Busy));
+}
+
+#[tokio::test]
+async fn the_last_server_with_a_closed_circuit_has_the_longer_timeout() {
+    let components = TestCa::new("components");
+    let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
+    // They accept connections in the kernel and answer nothing.
+    let silent = [
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+    ];
+    let server = |at: usize| ServerAddress {
+        az: "az1".parse().unwrap(),
+        name: format!("ks{at}").parse().unwrap(),
+        address: silent[at].local_addr().unwrap(),
+    };
+    let trip = Duration::from_millis(50);
+    let config = KeyClientConfig {
+        az: "az1".parse().unwrap(),
+        servers: vec![server(0), server(1)],
+        me: me.clone(),
+        trip,
+    };
+    let client = KeyClient::start(
+        config,
+        components.credential(&me),
+        &TrustStore::new(&Registry::new()),
+        &Registry::new(),
+    );
+    let servers = client.provider();
+    for _ in 0..FAILURES_MAX {
+        servers[1].circuit.record_failure(Instant::now());
+    }
+    let started = Instant::now();
+    let error = client.first(&servers, &KeyRequest::Ping).await.err();
+    // A slow machine only makes it later.
+    let waited = started.elapsed();
+    assert!(waited >= trip * LAST_SERVER_TIMEOUT_FACTOR, "{waited:?}");
+    let error = error.expect("no server answers").to_string();
+    assert!(error.contains("circuit"), "{error}");
 }
 
 #[test]
@@ -182,6 +225,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
         .encode(u64::MAX, &mut out)
         .unwrap();
         KeyResponse::Signature { bytes: b"signed" }
+            // The channel's first request has the ID 1.
             .encode(1, &mut out)
             .unwrap();
         out
@@ -198,6 +242,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             Err(KeyServerFailure::Malformed),
         ),
         (
+            // A PING: nine bytes of body, which are the request's ID and the kind 6.
             "a request",
             b"\0\0\0\x09\0\0\0\0\0\0\0\0\x06".to_vec(),
             Err(KeyServerFailure::Malformed),

@@ -155,6 +155,7 @@ async fn main() -> ExitCode {
             (signature_count / divisor, handshake_count / divisor);
         // The schemes are ecdsa_secp256r1_sha256 and rsa_pss_rsae_sha256 (RFC 8446 section
         // 4.2.3).
+        // RSA operations take far longer, so they are a tenth.
         signatures(&fixture, NODE, WEB, 0x0403, signature_part * 9 / 10).await;
         signatures(&fixture, RSA_NODE, SLOW, 0x0804, signature_part / 10).await;
         handshakes(&fixture, NODE, WEB, "alpha", handshake_part * 9 / 10).await;

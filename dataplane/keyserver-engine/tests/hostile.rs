@@ -190,6 +190,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     );
     let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut tasks = Vec::new();
+    // The schemes are ecdsa_secp256r1_sha256 and rsa_pss_rsae_sha256.
     for (channel, id, scheme) in [(flood, WEB, 0x0403), (rsa, SLOW, 0x0804)] {
         let done = done.clone();
         tasks.push(tokio::spawn(async move {
@@ -242,6 +243,7 @@ async fn expired_operations_are_dropped() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
+    // The scheme 0x0804 is rsa_pss_rsae_sha256.
     let rsa = fixture.channel(RSA_NODE).await;
     // A request that waits behind no other is signed before its deadline. Of the others, a slow
     // machine may sign none within 80 ms.
@@ -304,13 +306,13 @@ async fn unauthenticated_requesters_get_no_channel() {
     for (ca, component, reason) in [
         (&other, NODE, "handshake"),
         (&fixture.authorities.infra, WEB, "handshake"),
-        // A gateway serves several tenants, so a certificate that puts it in one is not a
-        // requester's.
         (
             &fixture.authorities.infra,
             "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-2",
             "not_a_requester",
         ),
+        // A gateway serves several tenants, so a certificate that puts it in one is not a
+        // requester's.
         (
             &fixture.authorities.infra,
             "spiffe://components.canal/ns/alpha/sa/gateway.g1",
@@ -606,6 +608,7 @@ async fn a_reused_id_is_a_new_request() {
             &KeyRequest::Sign {
                 key: key(),
                 presented: None,
+                // rsa_pss_rsae_sha256.
                 scheme: 0x0804,
                 deadline_ms: 0,
                 input: &input,

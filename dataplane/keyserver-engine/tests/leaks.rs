@@ -42,6 +42,7 @@ async fn round(fixture: &KeyServerFixture, channel: &Channel, peers: &Peers, han
         let mut call = channel.start_call(&KeyRequest::Sign {
             key,
             presented: None,
+            // ecdsa_secp256r1_sha256.
             scheme: 0x0403,
             deadline_ms: 0,
             input: &input,

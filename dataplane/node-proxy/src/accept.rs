@@ -145,12 +145,15 @@ async fn keep_open(
     // wildcard.
     let loopback_only = listener_kind == ListenerRole::Outbound;
     let options = ListenOptions {
+        // Each worker listens on the same address, and the kernel spreads connections among them.
         reuse_port: true,
+        // Another listener has the IPv4 address.
         v6_only: true,
         mark,
         loopback_only,
         ..ListenOptions::default()
     };
+    // An application that is stopping frees the address soon; one that stays costs a try each 5 s.
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
     loop {
         match sys::listen(Some(&context.netns), address, &options) {

@@ -392,6 +392,7 @@ async fn dial_direct(
     identity: &PodIdentity,
     flow: &FlowRecord,
 ) -> Option<OutboundStream> {
+    // No pod has this index, so the unused places exclude none.
     let mut tried = [usize::MAX; DIRECT_ATTEMPTS_MAX];
     let dialled = flow.destination_address.ip().to_canonical();
     for attempt in 0..DIRECT_ATTEMPTS_MAX {

@@ -304,6 +304,7 @@ mod tests {
             registry.clone(),
             log,
             false,
+            // Any number of bytes for buffers.
             3 << 20,
         );
         registry

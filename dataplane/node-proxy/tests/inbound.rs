@@ -120,7 +120,8 @@ fn every_request_gets_ztunnels_status() {
         });
         assert_eq!(status, Some(400), "{method}");
     }
-    // Four bad requests: the authority without a port, and the three methods.
+    // Four bad requests: the authority without a port, and the three methods. Two
+    // destinations are not the address that the tunnel came to, and three ports are reserved.
     for (reason, n) in [
         ("bad_request", 4.0),
         ("destination_mismatch", 2.0),

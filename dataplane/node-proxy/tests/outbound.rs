@@ -41,6 +41,7 @@ fn check_reports(fixture: &NodeFixture) {
         3.0
     );
     assert_eq!(
+        // Three connections of two bytes each.
         fixture.metric("istio_tcp_received_bytes_total", &labels),
         6.0,
         "what the applications sent"
@@ -231,6 +232,7 @@ fn connect_refuses_known_destinations_and_counts_them_by_name() {
             "{dial}"
         );
     }
+    // Two addresses of the service, two ranges of pods, and the address of the gateway.
     assert!(
         fixture.metric(
             "canal_node_connect_destinations",
@@ -464,6 +466,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
         );
         waited
     };
+    // The limits allow for the start of a process; a mute gateway may also cost one attempt.
     dial("not there", 5_000);
     let failures = |cause: &str| {
         fixture.metric(

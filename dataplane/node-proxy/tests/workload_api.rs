@@ -87,6 +87,8 @@ impl ApiPod {
         });
         let issuer = CertificateClient::new(
             controller.reached_through(dir.path(), controller.address),
+            // The client requests certificates for an hour, which the controller here does not
+            // heed.
             Duration::from_secs(3600),
         );
         let apis = WorkloadApis::new(issuer, &registry);
@@ -397,6 +399,7 @@ async fn refusals_have_the_standards_codes() {
     );
     let long = ValidateJwtsvidRequest {
         audience: String::new(),
+        // A request may have 4 KiB (`REQUEST_BYTES_MAX`).
         svid: "x".repeat(5 << 10),
     };
     assert_eq!(

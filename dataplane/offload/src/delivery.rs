@@ -174,6 +174,8 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
     for family in families {
         // Routes come before the rule, because packets that the rule sends to the table must find a
         // route.
+        // A metric below those of the devices: only a socket bound to a device takes that device's
+        // route.
         let by_loopback = route(family, TABLE, Some(LOOPBACK_INDEX), &[(RTA_PRIORITY, 1)]);
         accept_existing(change(
             &socket,

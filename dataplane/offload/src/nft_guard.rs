@@ -348,6 +348,7 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     );
     // Conntrack relates an error to a packet that was let out: TCP, a query to a resolver, or a
     // reply to the tier.
+    // The types are errors alone: unreachable, time exceeded, bad parameter, and for IPv6 too big.
     let mut into = format!(
         "    iifname \"lo\" counter name passed_loopback accept
     meta l4proto tcp counter name passed_tcp accept

@@ -152,6 +152,7 @@ mod tests {
                 "{case}"
             );
         }
+        // A part is in 128ths of the limit, because a service has 128 buckets.
         let part = ThrottleLimits {
             part: 1,
             ..limits(1, 5)

@@ -110,6 +110,8 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .put(&CROSSED, &table(0x71, [1, 0, 0, 0, 0, 0, 0, 0]))
         .unwrap();
     e.tables()
+        // A chain ends at the first 0, so the replica behind it, which is up, does not belong to
+        // it.
         .put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0]))
         .unwrap();
     e.tables()
@@ -117,6 +119,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .unwrap();
     let mut spread = table(TENANT, [0; CHAIN]);
     for b in 0..BUCKETS as u16 {
+        // Numbers from 100 on are those of no other replica here.
         spread.chain[usize::from(b)][0] = 100 + b;
         e.replicas()
             .put(
@@ -126,6 +129,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
             .unwrap();
     }
     e.tables().put(&SPREAD, &spread).unwrap();
+    // `mac` is the last byte of a node's MAC.
     for (vni, node, mac, pods4, pods6) in [
         (TENANT, NODE, 0xa0, "10.1.1.0", "fd01:1::"),
         (TENANT, "172.20.0.11", 0xb0, "10.1.2.0", "fd01:2::"),
@@ -485,6 +489,7 @@ fn an_error_goes_where_its_session_is() {
 /// Case, the whole frame, and the expected reply to its first fragment on a link of 1400 bytes, of
 /// which 1346 are inside; `None` if there must be no reply.
 fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
+    // With its headers, each packet exceeds the 1346 bytes that fit inside.
     let data = vec![7u8; 1348];
     let back = |to: &str, vni: u32, mac: &str, said: &str| {
         Some(format!(
@@ -597,6 +602,7 @@ type GsoCase = (
 
 fn sizes() -> Vec<GsoCase> {
     // The headers are 20 + 32 bytes, or 40 + 32 for IPv6.
+    // At the MTU of 1400, 1348 bytes of data fit over IPv4, 1328 over IPv6, and 1372 by UDP.
     let data = |n: usize| vec![7u8; n];
     let error4 = unreachable(
         "10.1.1.2",

@@ -60,6 +60,7 @@ fn create_path(sums: &str) -> EdgeForwardingFixture {
         host.ip(&format!("route add default via {gateway}"));
     }
     let vxlan = |at: &LabNetns, name: &str, id: u32, mac: &str, local: Ipv4Addr| {
+        // At the device's MTU of 1450, the 50 bytes of outer headers still fit into 1500.
         let tunnel = format!(
             "type vxlan id {id} local {local} remote {EDGE} dstport 4789 nolearning {sums}"
         );
@@ -185,6 +186,7 @@ fn fill(e: &EdgeProgram) {
     e.replicas().put(&1, &Replica::new(REPLICA, true)).unwrap();
     e.hosts()
         .replace_all(&HashMap::from([
+            // Replicas have numbers from 1; 0 marks an edge.
             (address_be(REPLICA), 1),
             (address_be(EDGE), 0),
         ]))
@@ -308,6 +310,7 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
         for at in DIALLED {
             sessions.push((at, connect(&net.replica, &net.pod.listen(at), at)));
         }
+        // 1.5 MiB in each direction, more than a thousand segments of the wire's size.
         const CHUNKS: usize = 24;
         for (what, pair) in &sessions {
             exchange(pair, CHUNKS, &format!("{case}: {what}"));
@@ -316,7 +319,8 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
         let packets = count(&e, "to_replica");
         // With `Ends` the GSO packets are cut into segments before they reach the edge.
         if wire != WireOffload::Ends {
-            // Number of segments of the wire's size in one direction, for both families.
+            // Segments of both families in one direction, of 1,448 bytes at an MTU of 1500. At the
+            // tunnel's 1450 there are more.
             let segments = (2 * CHUNKS * CHUNK / 1448) as u64;
             assert!(
                 packets < segments,
@@ -375,6 +379,7 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
             "{case}: removed is removed: {stopped}"
         );
         assert!(!pins.path().exists(), "{case}: and its pins");
+        // Nothing is left to remove, which is no error.
         edge::remove(options.netns.as_deref(), "eth0", options.pin_dir.as_deref()).unwrap();
     }
 }

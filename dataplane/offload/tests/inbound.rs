@@ -353,6 +353,7 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
         app.accept().is_ok()
     });
     assert!(let_go, "to the application again");
+    // A pod of the same name is created anew while the pin of the first one still exists.
     let again = InboundPod::new();
     drop(
         inbound
@@ -390,6 +391,7 @@ fn nftables_captures_inbound_when_bpf_is_refused() {
         let origin = nft::original_destination(s.as_fd(), s.local_addr().unwrap()).unwrap();
         assert_eq!(origin.to_string(), to);
     }
+    // The rules leave the port of HBONE and the loopback device alone.
     let hbone = pod.ns.listen("0.0.0.0:15008");
     assert_eq!(
         answer(&hbone, pod.dial(&format!("{V4}:15008")).unwrap()),
@@ -479,6 +481,7 @@ fn connections_from_before_are_found_and_reset() {
         v4.read(&mut [0]).unwrap_err().kind(),
         std::io::ErrorKind::ConnectionReset
     );
+    // The write to the connection that was reset fails.
     for s in &mut accepted {
         let _ = s.write_all(b"y");
     }

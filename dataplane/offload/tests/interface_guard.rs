@@ -282,7 +282,7 @@ fn address_cases() -> Vec<GuardCase> {
             "drop_address",
         ),
         (
-            "IPv4 in IPv6's clothes",
+            "an IPv4-mapped IPv6 address",
             packet(MAC_A, &udp6(&format!("::ffff:{A4}"))),
             DROPPED,
             "drop_address",
@@ -315,6 +315,7 @@ fn address_cases() -> Vec<GuardCase> {
         ),
         (
             "cut short",
+            // A whole ARP frame has 42 bytes.
             arp(1, MAC_A, A4, HOST4)[..30].to_vec(),
             DROPPED,
             "drop_malformed",
@@ -323,6 +324,7 @@ fn address_cases() -> Vec<GuardCase> {
 }
 
 fn arp_cases() -> Vec<GuardCase> {
+    // The operations of ARP: 1 is a request, 2 a reply.
     vec![
         (
             "ARP for the gateway",
@@ -414,6 +416,8 @@ fn solicitation_cases() -> Vec<GuardCase> {
 fn advertisement_cases() -> Vec<GuardCase> {
     // ICMPv6 types: 134 router advertisement, 136 neighbour advertisement, 137 redirect, 143
     // listener report, 128 echo. The IPv6 header takes bytes 14 to 53 of the frame.
+    // Options: 1 is the sender's link-layer address, 2 the target's. Next headers: 58 is ICMPv6, 60
+    // destination options.
     let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
     // This is the same advertisement behind a destination options header that contains only
     // padding.

@@ -35,6 +35,7 @@ fn compare(object: &[u8], layouts: &Layouts) {
                 };
                 (
                     m.name.unwrap().to_str().unwrap().to_string(),
+                    // BTF gives offsets in bits.
                     offset as usize / 8,
                 )
             })

@@ -70,6 +70,8 @@ fn scene() -> RedirectorFixture {
         edge: EDGE.parse().unwrap(),
         mtu: 1400,
         tunnel_port: 40_000,
+        // With 0 each flow has its own source port, so that no frame depends on a choice of
+        // tunnels.
         tunnels: 0,
     })
     .unwrap();
@@ -79,6 +81,7 @@ fn scene() -> RedirectorFixture {
         .put(&address_be(EDGE.parse().unwrap()), &0)
         .unwrap();
     for n in 1..=9u8 {
+        // The edge has 250.1.0.1, so the address of replica n ends with n + 1. Replica 9 is down.
         let at = Ipv4Addr::new(250, 1, 0, 1 + n);
         redirector.hosts().put(&address_be(at), &n.into()).unwrap();
         redirector
@@ -500,6 +503,7 @@ fn only_sessions_of_the_kernel_are_owned() {
                         "owned",
                     );
                 }
+                // 60 bytes contain the addresses and ports in both families.
                 let about = unreachable(
                     &from.ip().to_string(),
                     &ip_of(to),
@@ -635,6 +639,7 @@ fn refuse_what_was_not_dialled(s: &RedirectorFixture) {
 fn responses_are_accepted_only_from_the_dialed_tenant() {
     let s = scene();
     let _endpoint = s.netns.listen("[::]:9000");
+    // A tenant must not reach this listener (`refuse_what_was_not_dialled`).
     let _admin = s.netns.listen("0.0.0.0:15021");
     for (own, to) in [
         (format!("{SELF}:0"), "10.77.0.2:9000"),
@@ -651,6 +656,7 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
             (PASSED, TENANT, &["answer"][..]),
             "{to}"
         );
+        // 60 bytes contain the addresses and ports in both families.
         let error = unreachable(&ip_of(to), &ip_of(&text), &tcp(&text, to, ACK, b""), 60);
         s.keeps("an error", &answer(EDGE, TENANT, &error), "answer");
         // No socket has this port.
@@ -721,8 +727,8 @@ fn every_refusal_has_a_counter() {
     };
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
-    // The edited bytes: the outer IPv4 header begins at 14 and the VXLAN header at 42; the type of
-    // the inner Ethernet header ends with byte 63.
+    // The edited bytes: the outer IPv4 header begins at 14 and the VXLAN header at 42, whose VNI
+    // ends with byte 48. The type of the inner Ethernet header ends with byte 63.
     for (case, frame, counter) in [
         (
             "an unknown host",
@@ -799,9 +805,9 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
     let s = scene();
     // An inner packet of 1400 bytes, so that the outer one exceeds the link's 1400.
     let data = vec![7u8; 1348];
-    let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", 0x10, &data);
-    let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", 0x10, &data);
-    let answer = tcp("10.1.2.2:8080", "250.1.0.2:4711", 0x10, &data);
+    let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, &data);
+    let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", ACK, &data);
+    let answer = tcp("10.1.2.2:8080", "250.1.0.2:4711", ACK, &data);
     let by = |from: &str, vni: u32, inner: &[u8]| {
         frames::torn(&OuterHeaders::new(from, SELF, vni).frame(inner), 1400)
     };

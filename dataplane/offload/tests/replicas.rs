@@ -462,6 +462,7 @@ fn the_tunnel_device_is_recreated_only_if_necessary() {
     third.go_live(&o).unwrap();
     assert!(third.is_attached(), "repaired");
     third.remove().unwrap();
+    // Nothing is left to remove, which is no error.
     redirector::remove(Some(&netns.path()), "eth0", None).unwrap();
     let e = RedirectorPrograms::attach(&RedirectorOptions {
         device: "eth9".into(),
@@ -631,6 +632,7 @@ fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
         let has: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
         assert_eq!(has[counter] - had[counter], 1, "{case}: {has:?}");
     }
+    // The kernel counts here if it has no memory for a tunnel key; no case can cause that.
     assert_eq!(before["drop_key"], 0);
 }
 
@@ -819,6 +821,7 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
         until("the reset", || dialled() > before);
         assert_eq!(dialled() - before, 1, "{from}");
     };
+    // No connection has these ports.
     reset("10.1.2.2:8081", "250.1.0.2:999");
     reset("[fd02::2]:8081", "[fdca:a1:0:250::fa01:2]:999");
     // The routes of table 113 lead into another tenant's tunnel, so the endpoint replies with that

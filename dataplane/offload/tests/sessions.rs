@@ -232,6 +232,7 @@ fn sessions_are_counted_once() {
             "{one} {other}: {listed:?}"
         );
     }
+    // No session of this test has been idle for an hour.
     assert_eq!(s.sweep(Duration::from_secs(3600)).unwrap(), (0, 0));
     assert_eq!(
         (s.sweep(Duration::ZERO).unwrap(), s.sessions().unwrap()),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::lab::LabNetns;
 use canal_abi::tier::{
-    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC,
-    Replica, Return, Table, address_be,
+    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, Replica, Return,
+    Table, address_be,
 };
 use canal_offload::edge::{self, EdgeProgram, EdgeProgramSettings};
 use canal_offload::redirector::{self, RedirectorPrograms};
@@ -154,7 +154,6 @@ fn fill_edge(e: &EdgeProgram) {
 
 impl TierForwardingFixture {
     fn new() -> Self {
-        assert_eq!(REPLICA_MAC[0], 2);
         let [router, node, host] = [(); 3].map(|()| LabNetns::bare());
         router.within(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
         link(&router, "node", &node, NODE);

@@ -570,9 +570,11 @@ pub(crate) mod tests {
             // older table may still lead there.
             assert_eq!(
                 part(9, ThrottleScope::Service(7)),
+                // Replica 2 is down if there is more than one.
                 BUCKETS as u32 / (replicas - u32::from(replicas > 1))
             );
         }
+        // A replica without a number cannot know its buckets, so it has the whole limit.
         assert_eq!(
             decide_part(
                 table(&table_of("a/b/c", 7, "az1", 1, &[1, 2])).unwrap(),

@@ -401,7 +401,8 @@ mod tests {
     #[test]
     fn sessions_of_services_are_found_in_both_families() {
         let mut owned = OwnedSessions::new();
-        // The second argument is the state of the socket (net/tcp_states.h): 1 is established.
+        // The second argument is the state of the socket (net/tcp_states.h): 1 is established, 3 and
+        // 12 half-open, 6 TIME_WAIT, 7 closed, 8 CLOSE_WAIT, and 10 listening.
         let first = [
             socket(V4, 1, "240.0.0.7:80", "10.1.1.9:40000"),
             // Half-open sessions in both forms, and one in TIME_WAIT.
@@ -490,6 +491,7 @@ mod tests {
             Err(SessionScanError::Format(_))
         ));
         // The kernel may refuse a dump at its beginning or at its end.
+        // -2 is ENOENT, the answer of a kernel without the module for socket diagnosis.
         for kind in [ERROR, DONE] {
             let refused = read(
                 &message(V4, kind, &(-2i32).to_ne_bytes()),

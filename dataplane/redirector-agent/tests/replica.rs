@@ -274,6 +274,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
             ResponseCode::Refused
         );
         // The address of a service does not serve DNS.
+        // The server looks for the tenant before it parses the query, so an empty header will do.
         let socket = UdpSocket::bind("10.1.1.9:0").await.unwrap();
         socket.send_to(&[0; 12], "240.0.0.7:53").await.unwrap();
         let refused = || {
@@ -616,6 +617,8 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
                 Ipv4Addr::from_bits(0x0a01_0100 + n % 7).into(),
                 20_000 + n as u16,
             );
+            // The edge selects a tunnel by the hash's upper half, because the lower bits select the
+            // bucket.
             receive.ports[(canal_wire::tier::flow_hash(client, 80, service) >> 16) as usize
                 % receive.ports.len()]
         };

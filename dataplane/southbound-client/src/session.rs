@@ -88,7 +88,7 @@ pub(super) async fn follow(
     };
     let first = holder.with_wanted_state(|state| first_requests(config, state));
     // The channel has capacity for every first request, because none is taken before the call, and
-    // for an answer to every response in flight.
+    // for an answer to every response in flight. The controller has 64 of these at most.
     let (requests, outbound) = mpsc::channel(first.len() + 64);
     for request in first {
         if requests.send(request).await.is_err() {

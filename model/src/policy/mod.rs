@@ -19,6 +19,7 @@ pub mod listeners;
 pub mod load_balancing;
 mod metadata;
 pub mod mirrors;
+pub mod preferences;
 pub mod secret;
 pub mod trust_bundle;
 
@@ -66,6 +67,8 @@ pub enum Object {
     Federation(canal::Federation),
     KeyServer(canal::KeyServer),
     Termination(canal::Termination),
+    OffloadPreference(preferences::OffloadPreference),
+    TrafficPriority(preferences::TrafficPriority),
 }
 
 /// The kinds of objects, in the order of listings.
@@ -104,11 +107,13 @@ pub enum ObjectKind {
     Federation,
     KeyServer,
     Termination,
+    OffloadPreference,
+    TrafficPriority,
 }
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 32] = [
+    pub const ALL: [ObjectKind; 34] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -141,6 +146,8 @@ impl ObjectKind {
         ObjectKind::Federation,
         ObjectKind::KeyServer,
         ObjectKind::Termination,
+        ObjectKind::OffloadPreference,
+        ObjectKind::TrafficPriority,
     ];
 
     /// Returns the name of the kind among all kinds: the value of `kind:` in YAML, with its group if
@@ -179,6 +186,8 @@ impl ObjectKind {
             ObjectKind::Federation => "Federation",
             ObjectKind::KeyServer => "KeyServer",
             ObjectKind::Termination => "Termination",
+            ObjectKind::OffloadPreference => "OffloadPreference",
+            ObjectKind::TrafficPriority => "TrafficPriority",
         }
     }
 
@@ -199,7 +208,9 @@ impl ObjectKind {
             ObjectKind::ExternalAuthorizer
             | ObjectKind::Federation
             | ObjectKind::KeyServer
-            | ObjectKind::Termination => &["canal.mesh/v1"],
+            | ObjectKind::Termination
+            | ObjectKind::OffloadPreference
+            | ObjectKind::TrafficPriority => &["canal.mesh/v1"],
             ObjectKind::AuthorizationPolicy
             | ObjectKind::RequestAuthentication
             | ObjectKind::PeerAuthentication => {
@@ -299,6 +310,8 @@ impl ObjectKind {
             "federation" | "federations" => ObjectKind::Federation,
             "keyserver" | "keyservers" => ObjectKind::KeyServer,
             "termination" | "terminations" => ObjectKind::Termination,
+            "offloadpreference" | "offloadpreferences" => ObjectKind::OffloadPreference,
+            "trafficpriority" | "trafficpriorities" => ObjectKind::TrafficPriority,
             _ => return None,
         })
     }
@@ -380,6 +393,8 @@ impl Object {
             Object::Federation(_) => ObjectKind::Federation,
             Object::KeyServer(_) => ObjectKind::KeyServer,
             Object::Termination(_) => ObjectKind::Termination,
+            Object::OffloadPreference(_) => ObjectKind::OffloadPreference,
+            Object::TrafficPriority(_) => ObjectKind::TrafficPriority,
         }
     }
 
@@ -418,6 +433,8 @@ impl Object {
             Object::Federation(o) => &o.metadata,
             Object::KeyServer(o) => &o.metadata,
             Object::Termination(o) => &o.metadata,
+            Object::OffloadPreference(o) => &o.metadata,
+            Object::TrafficPriority(o) => &o.metadata,
         }
     }
 

@@ -144,13 +144,13 @@ fn a_share_that_the_provider_wrote_holds() {
 fn a_full_family_evicts_series_of_the_largest_tenant_without_loss() {
     let r = Registry::new();
     let family = r.counters(MetricFamily {
-        series_max: 20,
         // The limit is as many series as alpha takes below.
+        series_max: 20,
         ..REQUESTS
     });
     let mut shares = Shares::default();
+    // Alpha's share is everything, so it fills the family before beta comes.
     shares.set(
-        // Alpha's share is everything, so it fills the family before beta comes.
         canal_model::share::ShareKind::MetricSeries,
         "100%".parse().unwrap(),
     );

@@ -200,6 +200,7 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
     ] {
         push_variant(&|request| request.host.clone_from(&other));
     }
+    // Methods are compared with their case, and OPTIONS may be a preflight.
     for method in ["POST", "get", "OPTIONS"] {
         push_variant(&|request| request.method = method.to_owned());
     }

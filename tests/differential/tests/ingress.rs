@@ -308,6 +308,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
                 );
                 counts.compared += 1;
+                // A rule's key is tenant/kind/namespace/name/rule.
                 if let Some(kind) = got.split('/').nth(1) {
                     *counts.routed.entry(kind.to_owned()).or_default() += 1;
                 }
@@ -373,6 +374,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
                 _ => format!("\"{}\"", draw.of(&HOSTS)),
             })
             .collect();
+        // There is no Gateway in namespace `other`.
         let gateways = draw.of(&["public", "shop/public, mesh", "public, other/public"]);
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
@@ -385,6 +387,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
             let (kind, path) = (draw.of(&["exact", "prefix"]), draw.of(&PATHS));
             let condition = match draw.below(5) {
                 0 => String::new(),
+                // A match of the mesh matches no request at a Gateway.
                 1 => "match: [{gateways: [mesh]}], ".to_owned(),
                 2 => format!("match: [{{gateways: [public], uri: {{{kind}: {path}}}}}], "),
                 _ => format!("match: [{{uri: {{{kind}: {path}}}}}], "),

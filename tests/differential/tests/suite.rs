@@ -9,6 +9,7 @@ mod generated;
 mod guarded;
 mod ingress;
 mod limits;
+mod listener_mixes;
 mod load_balancers;
 mod mirrors;
 mod relays;

@@ -27,3 +27,7 @@ pub use icmp::{Icmp, IcmpPacket};
 pub use load::{ClientReports, load_while};
 pub use mesh::{Mesh, bin, root};
 pub use wait::{deadline_ms, until};
+
+/// Inner address of the service with ID 3 on the tier. Only frames between edges and replicas have
+/// such an address, so it is forged in every frame of a pod or node.
+pub const SERVICE_INNER_ADDRESS: &str = "240.0.0.3";

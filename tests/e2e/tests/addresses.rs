@@ -187,7 +187,7 @@ fn plaintext_client_is_seen_by_guarded_application() {
     assert_eq!(
         observe_addresses(CLIENT, &url(13), &[]).peer.ip(),
         address(CLIENT, true),
-        "and over the mesh"
+        "the server sees the client's address over the mesh too"
     );
     until(deadline(STEP_TIMEOUT), "the node reports the pod", || {
         mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1

@@ -7,7 +7,7 @@ use std::process::Child;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use canal_e2e::{Mesh, deadline_ms, until};
+use canal_e2e::{Mesh, SERVICE_INNER_ADDRESS, deadline_ms, until};
 use canal_timing::{deadline, is_timed, timed};
 
 /// Number of frames of each attack.
@@ -136,6 +136,7 @@ fn tenant(vni: u32, via: &str, from: &str, to: &str) -> Vec<String> {
 fn attacks_of_a_node() -> Vec<PeerAttack> {
     // Beta attacks: its VNI is 102, alpha's is 101, and 827553 is the tier's (`TIER_VNI`).
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
+    // 999 stands for any source port, and 10.102.2.3 is a service's gateway address.
     let pod = address("beta/default/client-0");
     vec![
         (
@@ -146,17 +147,32 @@ fn attacks_of_a_node() -> Vec<PeerAttack> {
         (
             "the tier's VNI, from a node to the edge",
             "beta-n1",
-            tenant(827_553, &edge, "240.0.0.3:15008", &format!("{pod}:999")),
+            tenant(
+                827_553,
+                &edge,
+                &format!("{SERVICE_INNER_ADDRESS}:15008"),
+                &format!("{pod}:999"),
+            ),
         ),
         (
             "the tier's VNI, from a node to a replica",
             "beta-n1",
-            tenant(827_553, &replica, &format!("{pod}:999"), "240.0.0.3:15008"),
+            tenant(
+                827_553,
+                &replica,
+                &format!("{pod}:999"),
+                &format!("{SERVICE_INNER_ADDRESS}:15008"),
+            ),
         ),
         (
             "the own VNI, but round the edge to a replica",
             "beta-n1",
-            tenant(102, &replica, &format!("{pod}:999"), "240.0.0.3:15008"),
+            tenant(
+                102,
+                &replica,
+                &format!("{pod}:999"),
+                &format!("{SERVICE_INNER_ADDRESS}:15008"),
+            ),
         ),
         (
             "another tenant's VNI, to that tenant's node",
@@ -203,7 +219,7 @@ fn attacks_of_a_pod() -> Vec<PeerAttack> {
         (
             "a service's inner address, from a pod",
             "beta/default/client-0",
-            words(format!("from={pod}:999 to=240.0.0.3:80")),
+            words(format!("from={pod}:999 to={SERVICE_INNER_ADDRESS}:80")),
         ),
         (
             "a replica's source, from a pod",
@@ -213,7 +229,7 @@ fn attacks_of_a_pod() -> Vec<PeerAttack> {
         (
             "a service's source, from a pod",
             "beta/default/client-0",
-            words("from=240.0.0.3:999 to=10.1.2.2:8080".into()),
+            words(format!("from={SERVICE_INNER_ADDRESS}:999 to=10.1.2.2:8080")),
         ),
         (
             "another pod's source, from a pod",

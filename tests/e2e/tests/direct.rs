@@ -182,7 +182,7 @@ fn redis_goes_node_to_node_for_each_tenant() {
         .expect_success();
     until(
         deadline(STEP_TIMEOUT),
-        "and again without the policy",
+        "the client is answered again without the policy",
         || redis(FAR, &["ping"]).1 == "PONG",
     );
 }
@@ -191,7 +191,7 @@ fn redis_goes_node_to_node_for_each_tenant() {
 /// sessions, which reconnect at once through a gateway.
 #[test]
 fn policy_for_gateways_moves_connections_and_fails_none() {
-    until(deadline(STEP_TIMEOUT), "direct", || {
+    until(deadline(STEP_TIMEOUT), "the path is direct", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
     let running = sessions();
@@ -230,7 +230,7 @@ fn policy_for_gateways_moves_connections_and_fails_none() {
             "remote",
         ])
         .expect_success();
-    until(deadline(STEP_TIMEOUT), "direct again", || {
+    until(deadline(STEP_TIMEOUT), "the path is direct again", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
 }
@@ -272,7 +272,7 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
     let report = mesh().stop("sessions over the change", running).json();
     assert_eq!(report["broken"], 0, "{report}");
     std::fs::write(&file, text).expect("written");
-    until(deadline(STEP_TIMEOUT), "direct again", || {
+    until(deadline(STEP_TIMEOUT), "the path is direct again", || {
         path_of("default/tcp:7000") == "direct, node to node"
     });
     mesh().converge(deadline(STEP_TIMEOUT));
@@ -290,7 +290,7 @@ fn a_dead_pod_loses_only_its_own_sessions() {
         .unwrap();
     until(
         deadline(STEP_TIMEOUT),
-        "its sessions have reconnected",
+        "the sessions of the killed pod have reconnected",
         || admitted("client") > before,
     );
     let report = mesh().stop("sessions over a pod's death", running).json();

@@ -71,9 +71,8 @@ fn a_drained_replica_ends_with_no_sessions() {
             .chain(urls.iter().map(String::as_str));
         all.chain(more.iter().copied()).collect()
     };
-    // Persistent connections. In the timing tier together 200 requests per second; in the gate each
+    // The timing tier measures losses at a steady rate. In the gate, whose machine may be busy, each
     // connection sends when it was answered.
-    // Rates are for the timing tier; the gate sends as fast as it is answered.
     let persistent: &[&str] = if is_timed() {
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {

@@ -249,9 +249,11 @@ fn adding_and_removing_an_edge_breaks_no_session() {
         .unwrap();
     route(&EDGES);
     let back = carried(EDGES[1]);
-    until(deadline(SETTLED_WITHIN), "it carries again", || {
-        carried(EDGES[1]) > back + CARRIED_MIN
-    });
+    until(
+        deadline(SETTLED_WITHIN),
+        "the returned edge carries packets again",
+        || carried(EDGES[1]) > back + CARRIED_MIN,
+    );
     unharmed("an edge is removed and added", loads_running);
     mesh.converge(deadline(SETTLED_WITHIN));
 }

@@ -155,19 +155,19 @@ fn another_process_signs() {
     };
     until(
         deadline(REFUSED_WITHIN),
-        "without it the controller reports an error",
+        "without cfssl the controller reports an error",
         || refused() > 0,
     );
     mesh.world.start("cfssl").unwrap();
     let guest = "alpha/default/guest-0";
     until(
         deadline(REFUSED_WITHIN),
-        "it signs for the guest too",
+        "cfssl signs for the guest once it runs again",
         || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200,
     );
     assert_eq!(
         mesh.code(CLIENT, "http://10.101.0.10/headers", &[]),
         200,
-        "everybody else was served all the time"
+        "clients with certificates were served all the time"
     );
 }

@@ -274,7 +274,9 @@ fn a_dead_node_proxy_fails_closed() {
     mesh.world
         .wait_host_ready("alpha-n1", deadline(READY_WITHIN))
         .unwrap();
-    until(deadline(SERVED_WITHIN), "its pods are served again", || {
-        mesh.code(CLIENT, REVIEWS, &[]) == 200
-    });
+    until(
+        deadline(SERVED_WITHIN),
+        "pods of the node are served again",
+        || mesh.code(CLIENT, REVIEWS, &[]) == 200,
+    );
 }

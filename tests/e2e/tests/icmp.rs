@@ -242,6 +242,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
                 // 60 sessions, so that some of them surely meet the unreachable endpoint first.
                 "-n",
                 "60",
+                // All are opened in less than a second of the run.
                 "--open-rate",
                 "100",
                 "--interval-ms",

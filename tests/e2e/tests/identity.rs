@@ -316,9 +316,11 @@ fn restore() {
         &["reason=\"blocked\""],
     );
     order("restore");
-    until(deadline(RENEWED_WITHIN), "it is back", || {
-        mesh().code(INTRUDER, PAGE, &[]) == 200
-    });
+    until(
+        deadline(RENEWED_WITHIN),
+        "the restored identity is admitted again",
+        || mesh().code(INTRUDER, PAGE, &[]) == 200,
+    );
     println!("while it was out the controller refused it {refused} certificates");
 }
 
@@ -331,7 +333,7 @@ fn the_revoked_are_out() {
     let timeout = deadline_ms(ANSWERED_WITHIN);
     until(
         deadline(STEP_TIMEOUT),
-        "it is a member like the others",
+        "the intruder is admitted before its revocation",
         || mesh().code(INTRUDER, PAGE, &[]) == 200,
     );
     let before = revoked_connections();
@@ -368,11 +370,11 @@ fn the_revoked_are_out() {
             theirs
                 .iter_mut()
                 .all(|session| session.try_wait().expect("it runs").is_none()),
-            "its sessions are open"
+            "the intruder's sessions are open"
         );
         order("revoke");
         for session in &mut theirs {
-            until(deadline(AT_ONCE), "its sessions end", || {
+            until(deadline(AT_ONCE), "the intruder's sessions end", || {
                 session.try_wait().expect("it runs").is_some()
             });
         }
@@ -411,7 +413,7 @@ fn the_revoked_are_out_at_once() {
     };
     until(
         deadline(STEP_TIMEOUT),
-        "it is a member like the others",
+        "the intruder is admitted before its revocation",
         || mesh().code(INTRUDER, PAGE, &[]) == 200,
     );
     let began = Instant::now();
@@ -491,9 +493,11 @@ fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
         let mut all = listeners.iter();
         all.all(|listener| open(listener, credential).reached())
     };
-    until(deadline(STEP_TIMEOUT), "it is a member like others", || {
-        reached(&credential)
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the guest is admitted before its revocation",
+        || reached(&credential),
+    );
     let order = |what: &str| {
         mesh()
             .canal(&["ca", what, "--tenant", "beta", "--identity", guest])
@@ -509,9 +513,11 @@ fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
     }
     assert!(reached(&other), "others of the same CA are members");
     order("restore");
-    until(deadline(STEP_TIMEOUT), "it is back", || {
-        reached(&credential)
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the restored identity is admitted again",
+        || reached(&credential),
+    );
 }
 
 /// The gateway's address for pods in az1, the same for every tenant.
@@ -804,7 +810,7 @@ fn the_workload_api_sends_svids_and_renewals() {
     assert_ne!(
         svid(0)["serial"],
         svid(1)["serial"],
-        "it was renewed: {report}"
+        "the SVID was renewed: {report}"
     );
     let read = |name: &str| {
         std::fs::read_to_string(out.path().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))

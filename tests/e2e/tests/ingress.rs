@@ -175,8 +175,8 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         assert_eq!(https_code(mesh, &roots, host, &[]), 0, "{host}");
         until(deadline(STEP_TIMEOUT), reason, || refused(reason) > 0);
     }
-    // The host of the other listener, on a connection for this one.
-    // Host `other.test` is not served on this connection, yet no other listener claims it.
+    // The connection is for one listener, and the host is another's. A host that no listener has is
+    // not misdirected.
     let host = ["-H", "host: a.example.com"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
     let host = ["-H", "host: other.test"];

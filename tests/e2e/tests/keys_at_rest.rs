@@ -169,7 +169,7 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
     let at_gateway = stored(&mesh, "gw-1");
     assert!(
         !searched(&mesh, "gw-1", &at_gateway).is_empty(),
-        "and alpha's at a gateway"
+        "the search finds alpha's keys at a gateway"
     );
     let beta: Vec<String> = ["client", "intruder"]
         .iter()

@@ -100,13 +100,15 @@ fn mesh() -> &'static Mesh {
         });
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
-            until(deadline(STEP_TIMEOUT), "both tenants are served", || {
-                mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200
-            });
+            until(
+                deadline(STEP_TIMEOUT),
+                "gateways serve both tenants",
+                || mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200,
+            );
             // Nodes need a key of a key server too, which they may get later than gateways.
             until(
                 deadline(STEP_TIMEOUT),
-                "and by the nodes themselves",
+                "the nodes themselves serve both tenants",
                 || handshake(&mesh, tenant).reached(),
             );
         }
@@ -236,7 +238,7 @@ fn recovered(what: &str, pids: &[Option<u32>]) {
             used(NEAR) > before
         },
     );
-    assert_eq!(requesters(), pids, "{what}: nobody was restarted");
+    assert_eq!(requesters(), pids, "{what}: no process was restarted");
 }
 
 fn requesters() -> Vec<Option<u32>> {
@@ -351,17 +353,20 @@ fn start_and_wait(server: &str) {
         .unwrap();
 }
 
+/// Returns what both gateways together counted.
+fn counted_at_gateways(family: &str, labels: &[&str]) -> u64 {
+    let gateways = ["gw-1", "gw-2"].iter();
+    gateways
+        .map(|gateway| mesh().counted(gateway, family, labels))
+        .sum()
+}
+
 /// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy
 /// when all are gone, as nodes do.
 #[test]
 fn a_gateway_without_its_key_server_follows_policy() {
-    let (mesh, pids) = (mesh(), requesters());
-    let counted = |family: &str, labels: &[&str]| {
-        ["gw-1", "gw-2"]
-            .iter()
-            .map(|gateway| mesh.counted(gateway, family, labels))
-            .sum::<u64>()
-    };
+    let pids = requesters();
+    let counted = counted_at_gateways;
     let local = || counted("canal_keys_fallbacks_total", &[]);
     let by = |server: &str| {
         counted(
@@ -372,7 +377,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
     let own = by(GATEWAYS_KEY_SERVER);
     until(
         deadline(STEP_TIMEOUT),
-        "their own key server is used",
+        "the gateways' own key server is used",
         || {
             ["alpha", "beta"]
                 .iter()
@@ -385,17 +390,20 @@ fn a_gateway_without_its_key_server_follows_policy() {
     for tenant in ["alpha", "beta"] {
         until(
             deadline(STEP_TIMEOUT),
-            "the key server of the other AZ does it",
+            "the key server of the other AZ serves the gateways",
             || through_gateway(tenant).reached(),
         );
     }
-    assert!(by("ks-2") > other, "and is counted");
+    assert!(
+        by("ks-2") > other,
+        "the handshakes of the other AZ's key server are counted"
+    );
     assert!(
         counted(
             "canal_keys_failures_total",
             &[&format!("server=\"{GATEWAYS_KEY_SERVER}\"")]
         ) > 0,
-        "as is why"
+        "the failures of the killed key server are counted"
     );
     // A key server was left, so not even alpha needed its local fallback.
     assert_eq!(local(), before, "no handshake used a local key");
@@ -411,29 +419,33 @@ fn a_gateway_without_its_key_server_follows_policy() {
         "alpha's gateways have keys of their own",
         || through_gateway("alpha").reached(),
     );
-    assert!(local() > before, "which is counted");
+    assert!(local() > before, "handshakes with local keys are counted");
     // Beta's fallback is `Refuse`.
     let before = refused();
     let answer = through_gateway("beta");
     assert!(
         matches!(answer, TunnelAttempt::Refused(_)),
-        "beta's may not: {answer:?}"
+        "beta's gateways may not use local keys: {answer:?}"
     );
     until(
         deadline(STEP_TIMEOUT),
-        "which is counted too, by name",
+        "the refusal of beta's handshake is counted by its name",
         || refused() > before,
     );
     [GATEWAYS_KEY_SERVER, "ks-2"]
         .into_iter()
         .for_each(start_and_wait);
-    until(deadline(STEP_TIMEOUT), "beta is back", || {
-        through_gateway("beta").reached()
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "beta's handshakes succeed again",
+        || through_gateway("beta").reached(),
+    );
     let own = by(GATEWAYS_KEY_SERVER);
-    until(deadline(STEP_TIMEOUT), "their own is used again", || {
-        through_gateway("alpha").reached() && by(GATEWAYS_KEY_SERVER) > own
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the gateways' own key server is used again",
+        || through_gateway("alpha").reached() && by(GATEWAYS_KEY_SERVER) > own,
+    );
     recovered("all dead, for gateways", &pids);
 }
 
@@ -541,7 +553,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     change_keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
     until(
         deadline(STEP_TIMEOUT),
-        "handshakes: both ends and the gateway",
+        "handshakes: key servers serve both ends and the gateway",
         || {
             let answered =
                 served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
@@ -565,11 +577,13 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         || terminated().is_ok(),
     );
     // A gateway that terminates TLS asks only for signatures.
-    assert!(by_rsa("sign") > 0);
+    assert!(by_rsa("sign") > 0, "RSA signatures are counted");
     change_keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(deadline(STEP_TIMEOUT), "as before", || {
-        served() && handshake(mesh, "beta").reached()
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "the tenant is served with its first settings again",
+        || served() && handshake(mesh, "beta").reached(),
+    );
 }
 
 /// Each key server has its own key for a service. A gateway presents one server's certificates for
@@ -591,7 +605,10 @@ fn a_service_s_key_is_one_key_server_s() {
     kill_and_stop(GATEWAYS_KEY_SERVER);
     let failed = (0..20).filter(|_| terminated().is_err()).count();
     println!("the gateways' own key server killed: {failed} of 20 handshakes failed");
-    assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
+    assert!(
+        failed <= GATEWAYS,
+        "at most one handshake of each gateway fails: {failed}"
+    );
     start_and_wait(GATEWAYS_KEY_SERVER);
     all_of("back");
     mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"])
@@ -660,7 +677,11 @@ fn garbage_affects_no_handshake() {
         println!("noise without TLS: {tcp:?}");
     });
     unharmed("garbage", &loads);
-    assert_eq!(requester.ping(), KeyServerReply::Pong, "it lives");
+    assert_eq!(
+        requester.ping(),
+        KeyServerReply::Pong,
+        "the key server still serves"
+    );
 }
 
 /// A thief of a node's token and certificate may use the keys of workloads on that node, and
@@ -682,7 +703,7 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
     let own = "spiffe://beta.example/ns/default/sa/client";
     assert!(
         matches!(requester.sign(key(own)), KeyServerReply::Signature(_)),
-        "what runs there: {:?}",
+        "the key of the node's own pod signs: {:?}",
         requester.sign(key(own))
     );
     assert_eq!(
@@ -772,11 +793,14 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
         matches!(requester(&stolen).ping(), KeyServerReply::Closed(_))
     });
     // The node has another certificate of the same identity; the revocation names one serial.
-    assert!(handshake(mesh, "beta").reached(), "the node is not");
+    assert!(
+        handshake(mesh, "beta").reached(),
+        "the node's own certificate still works"
+    );
     assert_eq!(
         requester(&component("beta-n2", identity)).ping(),
         KeyServerReply::Pong,
-        "nor another certificate of its name"
+        "another certificate of the same identity still works"
     );
 }
 
@@ -788,14 +812,16 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(kill_and_stop);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(deadline(STEP_TIMEOUT), "alpha continues", || {
-        handshake(mesh, "alpha").reached()
-    });
-    assert!(local() > before, "and it is counted");
+    until(
+        deadline(STEP_TIMEOUT),
+        "alpha continues with local keys",
+        || handshake(mesh, "alpha").reached(),
+    );
+    assert!(local() > before, "handshakes with local keys are counted");
     let refused = handshake(mesh, "beta");
     assert!(
         matches!(refused, TunnelAttempt::Refused(_)),
-        "beta does not: {refused:?}"
+        "beta refuses without a key server: {refused:?}"
     );
     let counted = || {
         mesh.counted_at(
@@ -804,12 +830,16 @@ fn without_any_key_server_policy_decides() {
             &["reason=\"no_key_server\""],
         )
     };
-    until(deadline(STEP_TIMEOUT), "which is counted by name", || {
-        counted() > 0
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "beta's refusal is counted by its name",
+        || counted() > 0,
+    );
     ["ks-1", "ks-2"].into_iter().for_each(start_and_wait);
-    until(deadline(STEP_TIMEOUT), "beta is back", || {
-        handshake(mesh, "beta").reached()
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "beta's handshakes succeed again",
+        || handshake(mesh, "beta").reached(),
+    );
     recovered("all dead", &pids);
 }

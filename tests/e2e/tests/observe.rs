@@ -220,7 +220,7 @@ fn missing_and_foreign_objects_are_refused_with_a_fix() {
             "{operator} {words}: {output:?}"
         );
         assert!(
-            code == 1 || output.stderr.contains("fix: ") || output.stderr.contains("fix: "),
+            code == 1 || output.stderr.contains("fix: "),
             "{operator} {words}: {output:?}"
         );
     }

@@ -206,7 +206,7 @@ fn bad_policies(mesh: &Mesh) {
     assert_eq!(
         code(mesh, ALPHA, "/secret"),
         404,
-        "and nothing of it changed"
+        "a refused request changes nothing"
     );
     // When another tenant's DENY was lost, alpha had one good policy beside its bad ones.
     apply(mesh, "alpha", &deny("a0", "/nothing")).expect_success();

@@ -510,6 +510,7 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
         "10.201.0.1:4789",
         "192.0.2.1:80",
     ];
+    // A refused connect ends at once; `--max-time` only ends a hang.
     for target in targets {
         for (_, output) in in_both(&[
             "curl",

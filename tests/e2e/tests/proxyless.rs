@@ -175,7 +175,7 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
             &[]
         )["ok"],
         false,
-        "it has no other name"
+        "the certificate has no other name"
     );
 }
 
@@ -208,7 +208,10 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     }
     // Without this, a search that finds nothing would also leave the gateways clean.
     let stored = memory::in_files(&setup.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
-    assert!(!stored.is_empty(), "the search finds it at home");
+    assert!(
+        !stored.is_empty(),
+        "the search finds the key in its key server's files"
+    );
     let list = setup.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
     std::fs::write(&list, "allow: {}\n").expect("the list");
     // The key server reads the list for each signature, so the result changes with the next
@@ -216,7 +219,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
         false,
-        "at once"
+        "the next signature is refused"
     );
     assert_eq!(
         page(
@@ -227,23 +230,23 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
             &[]
         )["ok"],
         true,
-        "others are not touched"
+        "other keys still sign"
     );
     std::fs::write(&list, ALLOWED).expect("the list");
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
         true,
-        "and at once again"
+        "the next signature is granted again"
     );
     // Nothing falls back to another key, since the shop's key is nowhere else.
     setup.mesh.world.stop("alpha-ks").unwrap();
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
         false,
-        "without it there is no signature"
+        "without the key server there is no signature"
     );
     setup.mesh.world.start("alpha-ks").unwrap();
-    until(deadline(STEP_TIMEOUT), "it is back", || {
+    until(deadline(STEP_TIMEOUT), "the shop is served again", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
 }
@@ -288,12 +291,12 @@ fn clients_may_have_to_prove_themselves() {
     assert_eq!(
         ask(Some(&theirs))["ok"],
         false,
-        "a client of another trust domain is not"
+        "a client of another trust domain is refused"
     );
     assert_eq!(
         ask(None)["ok"],
         false,
-        "nor is a client without a certificate"
+        "a client without a certificate is refused"
     );
     // Plaintext to the TLS port must not reach the application either.
     assert_ne!(
@@ -303,7 +306,7 @@ fn clients_may_have_to_prove_themselves() {
             &[]
         ),
         200,
-        "nor plaintext"
+        "plaintext is refused"
     );
 }
 
@@ -326,7 +329,7 @@ fn a_key_is_of_one_namespace() {
     setup().mesh.apply("alpha", OTHER);
     until(
         deadline(STEP_TIMEOUT),
-        "its key is requested and does not exist",
+        "the service's key is requested and does not exist",
         || {
             let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
             assert!(
@@ -627,7 +630,7 @@ fn a_containers_interface_determines_its_address() {
     assert_eq!(
         (report["failed"].as_u64(), refused(&own)),
         (Some(0), before.0),
-        "the right one passes: {report}"
+        "the container with its own address is served: {report}"
     );
     assert_eq!(
         mesh.code(&other, url, &[]),

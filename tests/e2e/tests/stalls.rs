@@ -165,7 +165,7 @@ fn clients_that_do_not_read_block_no_other_client() {
         assert_others_are_served(case.road);
         until(
             deadline(STEP_TIMEOUT),
-            "what they hold is charged to their tenant",
+            "buffered bytes are charged to the client's tenant",
             // Both must be above zero: bytes without a stalled stream would be a transfer in
             // progress.
             || charged_bytes() > 0 && stalled() > 0,
@@ -180,8 +180,10 @@ fn clients_that_do_not_read_block_no_other_client() {
         assert_others_are_served(&format!("{}, closed", case.road));
         // Buffers of a stalled client must be freed when it ends, or they would leak from the
         // share.
-        until(deadline(STEP_TIMEOUT), "their permits are returned", || {
-            charged_bytes() == 0 && stalled() == 0
-        });
+        until(
+            deadline(STEP_TIMEOUT),
+            "the permits of the stalled client are returned",
+            || charged_bytes() == 0 && stalled() == 0,
+        );
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, load};
-use canal_e2e::{Icmp, Mesh, query, query_udp, query_udp_within, until};
+use canal_e2e::{Icmp, Mesh, query, query_udp_within, until};
 use canal_timing::{assert_losses, deadline, timed};
 use canal_world::topology::OutsideTraffic;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -404,7 +404,7 @@ fn packets_of_many_flows_get_the_whole_limit() {
                 )
             };
             std::thread::sleep(FULL_AGAIN);
-            // `refused` and `kept` read counters, so they come before the clock starts.
+            // `refused` and `count_passed` read counters, so they come before the clock starts.
             let (before, passed_before, started) =
                 (refused(counter), count_passed(), Instant::now());
             let sent = datagrams(BETA, to, 2000);
@@ -608,12 +608,8 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         );
         assert_eq!(alphas, 20, "alpha's questions are answered");
     }
+    // `packets_are_cut_to_the_rate` checks that packets pass once a limit is removed.
     lift();
-    until(
-        deadline(Duration::from_secs(20)),
-        "the limit was removed",
-        || (0..50).all(|_| query_udp(&mesh.world, BETA, servers[0], &question).is_some()),
-    );
 }
 
 /// A mesh in which tenant alpha has the test's own CA, so that the test can open HBONE connections
@@ -699,6 +695,7 @@ fn meshed_requests(
                 Some(credential),
                 "10.101.0.10:80",
             ),
+            // Four clients in each AZ send far more than the limit admits.
             4,
             SECONDS,
         )

@@ -268,8 +268,7 @@ fn open_sessions() -> usize {
 fn planned_changes_break_no_session() {
     let mesh = mesh();
     let (seconds, events_min) = match (std::env::var_os("CANAL_SOAK").is_some(), is_timed()) {
-        // The soak makes 50 changes in two minutes (docs/testing.md); the timing tier makes part of
-        // it.
+        // The soak makes 50 changes (docs/testing.md), the timing tier a part of them.
         (true, _) => (140, 50),
         (false, true) => (80, 16),
         (false, false) => (0, 4),
@@ -281,13 +280,14 @@ fn planned_changes_break_no_session() {
     let long_lived = start_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
-        // Each request opens a connection, so that changes meet handshakes too.
     );
+    // Each request opens a connection, so that changes meet handshakes too.
     let fresh = start_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = start_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
+        // Ten seconds are left for the last changes to end.
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
             // Each call makes four changes.
@@ -499,7 +499,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         // succeed.
         ("kept", &["-c", "4"][..], losses_max),
         // New connections may fail for a second (`GAP_MAX`), in which each load starts `RATE`
-        // requests.
+        // requests. 64 are more than can wait at a time, so those that wait hold up no later ones.
         ("new", &["-c", "64", "--no-keepalive"], RATE),
     ];
     let started = Instant::now();
@@ -716,7 +716,7 @@ fn a_grey_failure_gets_no_new_session() {
         drop(stopped);
         let back = until(
             deadline(SETTLED_WITHIN),
-            "it has new sessions again",
+            "the replica has new sessions again",
             || taken() > before,
         );
         (stopped_at, back, watch.join().expect("the sessions end"))

@@ -25,7 +25,8 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-/// Returns a web service's URL by the last number of its address.
+/// Returns a web service's URL by the last number of its address: 10 is web, 11 web-l7, 12 web-dry,
+/// 13 web-ask, 14 web-jwt, 15 web-strict, 16 web-open, 17 web-raw.
 fn url(n: u32, path: &str) -> String {
     format!("http://10.101.0.{n}{path}")
 }
@@ -220,6 +221,8 @@ fn an_external_authorizer_is_called_and_obeyed() {
         "alpha",
         &(authorizer.clone() + &policy("ask", "web-ask", "", custom)),
     );
+    // The sample authorizer obeys the word in `x-authz`. `teapot` answers with status 418, and
+    // `fail` ends its call with an error, which is no answer.
     for (word, expected) in [
         ("allow", 200),
         ("deny", 403),
@@ -236,25 +239,17 @@ fn an_external_authorizer_is_called_and_obeyed() {
             "{word}"
         );
     }
-    let argv = [
-        "curl",
-        "-sS",
-        "-d",
-        "a body",
-        "-H",
-        "x-authz-secret: s",
-        "-H",
-        "x-authz-user: forged",
-        &url(13, "/headers"),
-    ];
+    let (secret, user) = ("x-authz-secret: s", "x-authz-user: forged");
+    let argv = ["curl", "-sS", "-d", "a body", "-H", secret, "-H", user];
+    let argv = [&argv[..], &[&url(13, "/headers")]].concat();
     let seen = mesh().run(CLIENT, &argv).expect_success();
     assert!(
         seen.contains("alpha.example/ns/default/sa/client"),
-        "the authorizer's header came on: {seen}"
+        "the authorizer's header is passed on: {seen}"
     );
     assert!(
         !seen.contains("forged") && !seen.contains("x-authz-secret"),
-        "and only its own: {seen}"
+        "only the authorizer's own headers are passed on: {seen}"
     );
     let log = mesh().world.log("alpha/default/authz-0").unwrap();
     until(
@@ -275,7 +270,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
         403,
-        "an authorizer that hangs"
+        "an authorizer that hangs denies"
     );
     mesh().apply("alpha", &authorizer);
     mesh().world.stop("alpha/default/authz-0").unwrap();
@@ -434,7 +429,11 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         with_token(&token("kid=second", STAFF), "/headers") == 200
     });
     // Both keys are valid while issuers replace one, so nothing is refused in between.
-    assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
+    assert_eq!(
+        with_token(&old, "/headers"),
+        200,
+        "the old key is still accepted"
+    );
     issuer("DELETE", "/keys?kid=first", "");
     until(deadline(STEP_TIMEOUT), "the old key is forgotten", || {
         with_token(&old, "/headers") == 401
@@ -491,7 +490,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     assert_eq!(
         mesh().code(bare, &direct("web-open"), &[]),
         200,
-        "nor plaintext elsewhere"
+        "plaintext is accepted elsewhere"
     );
     let reason = ["direction=\"inbound\"", "reason=\"strict_plaintext\""];
     until(deadline(STEP_TIMEOUT), "the refusal is counted", || {
@@ -524,6 +523,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
         "--size",
         "10",
         "--timeout-ms",
+        // A timeout would look like a refusal, so it is long even for a slow machine.
         "60000",
     ];
     until(deadline(STEP_TIMEOUT), "TCP has no methods", || {
@@ -552,7 +552,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
         ),
         &[],
     );
-    assert_eq!(bare, 0, "the node alone cannot");
+    assert_eq!(bare, 0, "the node alone cannot authorize");
 }
 
 /// A change ends open work that is no longer allowed, and nothing else.
@@ -561,6 +561,7 @@ fn a_change_of_policy_ends_open_connections() {
     const SESSIONS: usize = 20;
     let count = SESSIONS.to_string();
     let sessions = |pod: &str| {
+        // The sessions last, and wait for answers, longer than the test: only the policy ends them.
         let argv = [
             "canal-samples",
             "sessions",
@@ -576,19 +577,9 @@ fn a_change_of_policy_ends_open_connections() {
     };
     // The number of connections to a port of a server's pod.
     let open_at = |pod: &str, port: u16| {
-        let output = mesh().run(
-            pod,
-            &[
-                "ss",
-                "-Htn",
-                "state",
-                "established",
-                "sport",
-                "=",
-                &format!(":{port}"),
-            ],
-        );
-        output.stdout.lines().count()
+        let filter = format!("-Htn state established sport = :{port}");
+        let argv: Vec<&str> = std::iter::once("ss").chain(filter.split(' ')).collect();
+        mesh().run(pod, &argv).stdout.lines().count()
     };
     let (kept, ended) = (sessions(CLIENT), sessions(INTRUDER));
     // The client sends 3,000 messages, longer than the test: only the policy ends the WebSocket.
@@ -621,7 +612,7 @@ fn a_change_of_policy_ends_open_connections() {
     // are closed.
     until(
         deadline(STEP_TIMEOUT),
-        "connections that are still allowed stay open",
+        "connections that are no longer allowed end",
         || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS,
     );
     until(
@@ -640,7 +631,7 @@ fn a_change_of_policy_ends_open_connections() {
     assert_eq!(kept["broken"], 0, "{kept}");
     assert!(
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
-        "all of them ended: {ended}"
+        "all sessions that are no longer allowed end: {ended}"
     );
     // The client's own exit code shows that it ended by itself, not at its time limit.
     assert_eq!(socket.code, Some(1), "{socket:?}");

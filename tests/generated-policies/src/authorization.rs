@@ -290,6 +290,7 @@ fn source() -> impl Strategy<Value = SourceSpec> {
         "::/0",
         "10.1",
     ];
+    // The numbers are probabilities. Identities decide most policies, so they are frequent.
     let lists = (
         value_lists(&PRINCIPALS, &PRINCIPALS, 0.35),
         value_lists(&REQUEST_PRINCIPALS, &REQUEST_PRINCIPALS, 0.2),

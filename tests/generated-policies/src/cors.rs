@@ -88,5 +88,6 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = Option<CorsPolicy>> 
             unmatched_preflights,
         }
     });
+    // The policy is rare, because it answers requests before anything else can be compared.
     option::weighted(0.1, policy)
 }

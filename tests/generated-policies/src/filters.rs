@@ -124,6 +124,7 @@ pub(crate) fn of_http_route(
 ) -> impl Strategy<Value = Vec<HttpRouteFilter>> {
     // A wildcard is not a host that a request can be rewritten to.
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
+    // Filters are rare, so that most rules have few and a failing case stays readable.
     let filters = (
         option::weighted(0.2, header_filter()),
         option::weighted(0.1, header_filter()),

@@ -458,8 +458,8 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
             let ((timeout, retries), mut fault, cors_policy, mirrors) = attempts;
             let (redirect, direct_response) = answer;
-            // A rule with its own answer must not have a route. One with two destinations keeps
-            // them, because it must be refused.
+            // A rule with its own answer must have no route, rewrite or fault. Two destinations stay,
+            // because such a rule must be refused.
             if redirect.is_some() || direct_response.is_some() {
                 rewrite = None;
                 fault = None;

@@ -407,6 +407,7 @@ pub(super) fn sample() -> IngressGateway {
             },
         ],
         client_validations: vec![ClientValidation {
+            // No listener has 9443: a validation may be for more ports than listeners have.
             ports: [8443, 9443].into(),
             mode: ClientValidationMode::AllowInsecureFallback,
             authorities: Arc::new(CaCertificates {

@@ -230,4 +230,34 @@ mod tests {
             assert!(text.contains(want), "{want}: {text}");
         }
     }
+
+    #[test]
+    fn lists_have_a_limit_of_bytes() {
+        use w::cors_list::List;
+        for (bytes, is_accepted) in [
+            (CORS_LIST_BYTES_MAX, true),
+            (CORS_LIST_BYTES_MAX + 1, false),
+        ] {
+            let list = Some(w::CorsList {
+                list: Some(List::Listed("x".repeat(bytes))),
+            });
+            for received in [
+                w::CorsPolicy {
+                    methods: list.clone(),
+                    ..w::CorsPolicy::from(&samples()[0])
+                },
+                w::CorsPolicy {
+                    headers: list.clone(),
+                    ..w::CorsPolicy::from(&samples()[0])
+                },
+                w::CorsPolicy {
+                    exposed: "x".repeat(bytes),
+                    ..w::CorsPolicy::from(&samples()[0])
+                },
+            ] {
+                let decoded = decode(&DecodeContext("r"), received);
+                assert_eq!(decoded.is_ok(), is_accepted, "{bytes}: {decoded:?}");
+            }
+        }
+    }
 }

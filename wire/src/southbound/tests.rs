@@ -295,8 +295,8 @@ fn parents() -> Vec<Resource> {
 
 fn tier_samples() -> Vec<Resource> {
     let az = || "az1".parse().unwrap();
-    // A burst that differs from the rate, so that swapped fields are noticed.
     let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
+    // A burst that differs from the rate, so that swapped fields are noticed.
     let rate = |per_second| p::RateLimit {
         per_second,
         burst: 2 * per_second,

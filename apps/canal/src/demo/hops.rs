@@ -133,6 +133,7 @@ pub(crate) async fn run(
     let alone = world.report(DETAILS_POD, &argv).await?;
     screen.note(lines(&hops, &before, &after, &meshed, &alone));
     // The gateway's own clock measures from the request's head to the end of its response.
+    // At least one request counts, so that a run without requests does not divide by zero.
     let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
     screen.note(vec![format!(
         "from the gateway on:    mean {mean_ms:.2} ms, by its own clock"
@@ -187,6 +188,7 @@ fn lines(
         ]);
     }
     let latency = |report: &Value| {
+        // A report without this field is shown as NaN, since 0 would look like a measured latency.
         let ms = |name: &str| report["latency_ms"][name].as_f64().unwrap_or(f64::NAN);
         format!(
             "p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, {:.0} requests per second",

@@ -48,6 +48,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     world
         .apply("alpha", "demo/alpha/public.yaml", secret + GATEWAY)
         .await?;
+    // `-L` follows redirects, so that the counts below tell HTTPS from the redirect to it.
     let page = curl(world, &first, "https", HOST, &["-L"]).await?;
     let redirected = curl(world, &first, "http", HOST, &["-L"]).await?;
     // curl ends with a failed handshake, not with a status.

@@ -158,6 +158,8 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
                 &[
                     "sh",
                     "-c",
+                    // A command on a host runs in the host's data directory. Pinned BPF objects in
+                    // `bpffs` cannot be read.
                     "grep -rl 'PRIVATE KEY' --exclude-dir=bpffs . | wc -l",
                 ],
             )

@@ -62,6 +62,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let requests = report["requests"].as_u64().unwrap_or(0);
     // A load that never ran has no failed requests either.
     let none_failed = Expectation::new(
+        // The full load is 1,400 pages; a slow machine may load fewer.
         report["failed"] == 0 && requests >= 1_000,
         format!("{CHANGES} changes while {PAGES_PER_SECOND} pages per second are loaded: 0 fail"),
         format!(

@@ -135,6 +135,7 @@ pub(crate) async fn run(args: CaArgs) -> VerbResult {
                 .map_err(|s| admin::refused(&s))?
                 .into_inner();
             let roots: String = answer.domains.into_iter().flat_map(|d| d.bundle).collect();
+            // `line` ends the text with a newline of its own.
             output::line(roots.trim_end())
         }
         CaVerb::Rotate(args) => {
@@ -224,6 +225,7 @@ fn lines(answer: &TrustResponse) -> Vec<String> {
             let signs = if r.signs { " signs" } else { "" };
             format!(
                 "{}{signs} ({})",
+                // Eight digits distinguish the few roots of a tenant.
                 r.fingerprint.get(..8).unwrap_or(&r.fingerprint),
                 r.leaves
             )

@@ -293,3 +293,24 @@ fn table(all: &[CompiledPrograms]) -> Vec<String> {
     }
     table.lines()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_its_owner_may_read_a_snapshot() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |file: &Path| std::fs::metadata(file).unwrap().permissions().mode() & 0o777;
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        std::fs::write(&old, "text that is longer than the snapshot").unwrap();
+        std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o644)).unwrap();
+        for file in [&new, &old] {
+            write_for_owner(file, b"snapshot").unwrap();
+            assert_eq!(mode(file), 0o600, "{}", file.display());
+            assert_eq!(std::fs::read(file).unwrap(), b"snapshot");
+        }
+    }
+}

@@ -74,6 +74,7 @@ fn lines(found: &SessionsResponse) -> Vec<String> {
             &session.paths
         };
         for path in paths {
+            // An edge without aggregation reports 0: each flow has a port of its own.
             let tunnel = if path.tunnel_port == 0 {
                 "-".to_owned()
             } else {

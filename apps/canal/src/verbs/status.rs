@@ -295,6 +295,8 @@ mod tests {
 
     #[test]
     fn convergence_needs_every_connected_subscriber() {
+        // `generation` is to be reached; `all` counts subscribers that are away too. A subscriber
+        // has: connected, generation wanted, generation acknowledged, its last NACK.
         for (name, subscribers, generation, all, want) in [
             (
                 "up to date",

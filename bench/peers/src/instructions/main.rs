@@ -249,6 +249,7 @@ fn change(rows: &[InstructionRow], case: LoadCase) -> Option<f64> {
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
+    // A network namespace of its own keeps ports and loopback traffic of the machine apart.
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
     // Callgrind's files are kept only on request.
@@ -281,6 +282,7 @@ fn main() -> anyhow::Result<()> {
                     case.name(),
                     subject.name,
                     round + 1,
+                    // The run was just pushed, so the default is never printed.
                     row.runs.last().copied().unwrap_or(f64::NAN)
                 );
             }
@@ -291,6 +293,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(path) = &flags.markdown {
         document::replace(path, "bench-instructions", &text)?;
     }
+    // Without `--before` there is no change to compare with the bar.
     let over: Vec<_> = LoadCase::ALL
         .into_iter()
         .filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar))

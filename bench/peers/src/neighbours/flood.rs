@@ -68,6 +68,7 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
                 continue;
             };
             let connection = &mut connections[number];
+            // A refusal counts too, because it costs the proxy work.
             let received = connection.receive(|_, _, _| answers += 1);
             let sent = received.and_then(|()| {
                 if connection.is_idle() {

@@ -124,14 +124,12 @@ const WARM: Duration = Duration::from_millis(500);
 pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOutcome> {
     let poll = epoll::create(CreateFlags::CLOEXEC)?;
     let mut connections = Vec::new();
-    let noisy = std::iter::repeat_n(
-        &load.noisy,
-        if load.noise > 0.0 {
-            NOISY_CONNECTIONS
-        } else {
-            0
-        },
-    );
+    let noisy = if load.noise > 0.0 {
+        NOISY_CONNECTIONS
+    } else {
+        0
+    };
+    let noisy = std::iter::repeat_n(&load.noisy, noisy);
     for address in load.quiet.iter().chain(noisy) {
         let connection = LoadConnection::open(*address)?;
         connection.watch(&poll, connections.len())?;
@@ -182,6 +180,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         if now >= end && (waiting == 0 || now >= end + LAST_ANSWERS) {
             break;
         }
+        // The generator also wakes at the end, from which on it only waits for responses.
         let wake = if now < end {
             next.min(end)
         } else {

@@ -228,8 +228,8 @@ fn render(rows: &[NeighbourRow], flags: &Flags) -> String {
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
+    // A network namespace of its own keeps ports and loopback traffic of the machine apart.
     namespace::enter()?;
-    // The threads of the load stay on their core.
     // One core for the load and another for the proxy: neither takes time from the other.
     let core: usize = LOAD_CORE.parse()?;
     let mut cores = rustix::thread::CpuSet::new();

@@ -82,6 +82,7 @@ impl BenchMesh {
         );
         argv.extend(rest.split(' ').map(str::to_owned));
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        // The controller shares the load's core, so that it takes no time from the proxy's.
         let controller = PinnedProcess::start(
             &argv,
             LOAD_CORE,

@@ -39,6 +39,7 @@ pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pi
          server {{ listen 127.0.0.1:{PORT} {listen} backlog=1024; {tls}\n\
          location / {{ proxy_http_version {version}; proxy_set_header Connection \"\"; proxy_pass {scheme}://o; }} }} }}\n"
     );
+    // The configuration names temporary folders, because the built-in ones belong to the system.
     let conf = write(&folders.dir, "nginx.conf", &conf)?;
     let early = folders
         .dir

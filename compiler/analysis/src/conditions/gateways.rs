@@ -237,12 +237,14 @@ fn of_listener(
 ) -> Vec<StatusCondition> {
     use ListenerFaultReason as Reason;
     let message = |fault: &ListenerFault| fault.problem.clone();
+    // Gateway API reports a fault of references in ResolvedRefs, so the listener stays accepted.
     let accepted = match fault {
         Some(fault) if !is_about_references(fault.reason) => {
             StatusCondition::negative("Accepted", fault.reason.as_str(), message(fault))
         }
         _ => StatusCondition::positive("Accepted", "Accepted"),
     };
+    // Unlike the others, this condition is true if something is wrong.
     let conflicted = match fault {
         Some(fault)
             if matches!(
@@ -275,6 +277,7 @@ fn of_listener(
             it.problem.clone(),
         ))
     });
+    // The fault closes the listener, so it outranks diagnostics that leave it open.
     let of_fault = fault
         .filter(|fault| is_about_references(fault.reason))
         .map(|fault| {

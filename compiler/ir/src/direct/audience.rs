@@ -101,6 +101,7 @@ impl<'a> Audiences<'a> {
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
+        // Each source is evaluated against each distinct list of policies.
         self.evaluations = self
             .evaluations
             .saturating_add(self.sources.len() * key.0.len());

@@ -37,6 +37,7 @@ pub(in crate::resolve) fn resolve(
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
+    // A key made for a further target must not be that of an object that comes later in the list.
     let mut taken: BTreeSet<PolicyKey> = declared
         .iter()
         .map(|sourced| key(&known.tenant.name, &sourced.object.metadata))
@@ -54,6 +55,7 @@ pub(in crate::resolve) fn resolve(
                 target,
                 ..policy.clone()
             };
+            // The resources exceed their limit, so the rest is not compiled.
             if !budget.add_authorization(&policy) {
                 return policies;
             }
@@ -117,6 +119,7 @@ fn read(
     }
     let policy = Authorization {
         key: key(&known.tenant.name, metadata),
+        // The caller replaces the target: each of the policy's targets gets a resource.
         target: PolicyTarget::Tenant,
         action,
         rules,

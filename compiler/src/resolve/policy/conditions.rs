@@ -65,6 +65,7 @@ pub(super) fn rule(
                 "the operation is missing",
                 "write it",
             ),
+            // As above, the entry has a diagnostic already.
             None => {}
         }
     }

@@ -8,7 +8,7 @@ mod conditions;
 mod observability_check;
 pub(super) mod peer;
 mod target;
-mod values;
+pub(super) mod values;
 
 pub(super) use observability_check::ReachablePods;
 pub(super) use target::PolicyTargets;

@@ -175,6 +175,7 @@ pub(in crate::resolve) fn blind(
     }
     let mut found = Vec::new();
     for (number, rule) in policy
+        // Every hop observes attributes of layer 4, so a rule with only those is always evaluated.
         .rules
         .iter()
         .enumerate()

@@ -88,6 +88,7 @@ fn read(
             ),
         }
     }
+    // An object without a time is older than all others, as everywhere in the compiler.
     let created = metadata.creation_timestamp.map_or(0, |at| at.0);
     let key = key(tenant, metadata);
     match reading.broken {

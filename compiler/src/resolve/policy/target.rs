@@ -104,6 +104,7 @@ pub(super) fn targets<T>(
             .enumerate()
             .map(|(at, one)| (format!("spec.targetRefs[{at}]"), one))
             .collect(),
+        // As in Istio, the selector decides, or else the namespace.
         (None, None) => {
             return selector.map_or_else(widest, |selector| {
                 vec![selected(metadata, &selector.match_labels)]

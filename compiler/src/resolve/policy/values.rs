@@ -15,19 +15,23 @@ const OWN_TRUST_DOMAIN: &str = "cluster.local";
 
 /// The properties of the policy and tenant on which values depend.
 #[derive(Clone, Copy)]
-pub(super) struct ValueContext<'a> {
-    pub(super) namespace: &'a Namespace,
-    pub(super) trust_domain: &'a TrustDomain,
+pub(in crate::resolve) struct ValueContext<'a> {
+    pub(in crate::resolve) namespace: &'a Namespace,
+    pub(in crate::resolve) trust_domain: &'a TrustDomain,
 }
 
 /// A problem and its fix.
-pub(super) type ValueIssue = (String, &'static str);
+pub(in crate::resolve) type ValueIssue = (String, &'static str);
 
 /// A parsed value, with a warning if it is unusual but works.
-pub(super) type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), ValueIssue>;
+pub(in crate::resolve) type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), ValueIssue>;
 
 /// Parses a value for an attribute.
-pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str) -> ValueResult {
+pub(in crate::resolve) fn read(
+    context: ValueContext<'_>,
+    attribute: &Attribute,
+    value: &str,
+) -> ValueResult {
     if value.is_empty() {
         return Err((
             "the value is empty, and nothing would match it".into(),

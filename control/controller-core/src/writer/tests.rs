@@ -117,7 +117,7 @@ fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
     );
     assert!(
         matches!(again.try_recv(), Ok(Ok(Committed::Moved))),
-        "it was prepared before the first of alpha's was in force"
+        "alpha's second change was prepared before its first was in force"
     );
     assert_eq!(catalogs.borrow().tenants.len(), 2);
 }

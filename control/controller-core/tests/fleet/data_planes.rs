@@ -185,7 +185,7 @@ pub(super) async fn wait_quiet(
     while quiet < 3 {
         assert!(
             Instant::now() < until,
-            "it does not come to rest: {:?}",
+            "the fleet does not come to rest: {:?}",
             root.fleet().await
         );
         for replica in replicas.iter_mut() {

@@ -82,7 +82,7 @@ impl CaCli {
             }
             assert!(
                 Instant::now() < until,
-                "it stays {}: {:?}",
+                "the rotation stays {}: {:?}",
                 status.phase,
                 status.waiting
             );

@@ -226,6 +226,7 @@ fn serve(
     above: Option<Above<'_>>,
 ) -> (ChildProcess, String) {
     authority(dir, "another ca", above);
+    // The tests give the controller the same key, as the file `auth-key`.
     let config = format!(
         "{{\"signing\":{{\"default\":{profile}}},\"auth_keys\":{{\"k\":{{\"type\":\"standard\",\"key\":\"0123456789abcdef0123456789abcdef\"}}}}}}"
     );

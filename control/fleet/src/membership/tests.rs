@@ -356,7 +356,7 @@ fn edges_of_an_az_share_one_unused_tunnel_address() {
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 4, 11, &[])),
         Err("underlay_taken"),
-        "a replica's"
+        "the address is a replica's"
     );
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 99, 99, &[])),
@@ -432,7 +432,7 @@ fn a_replica_is_gone_when_silent_and_reported_down_by_its_edge() {
     };
     assert!(
         s.pass(60_000 * MS, word(true)).gone.is_empty(),
-        "its edge probes it: only the path of its reports is broken"
+        "a replica that its edge sees up is not gone, although its reports are lost"
     );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     assert_eq!(s.pass(200 * MS, word(false)).gone, [name("a")]);
@@ -555,13 +555,13 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
     assert_eq!(
         s.states(),
         "a:Active+ b:Active+ c:Active+",
-        "it may take a while"
+        "a replica that is behind stays active for a while"
     );
     s.pass(2000 * MS, lag);
     assert_eq!(
         s.states(),
         "a:Joining+ b:Active+ c:Active+",
-        "too long: the others go on without it"
+        "the other replicas go on without one that is behind for too long"
     );
     s.all_report();
     assert!(s.membership.is_ready(a, &tenant("u")));
@@ -684,7 +684,7 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
     )];
     assert!(
         s.report("a", |report, _| report.owned = owned.into()),
-        "sessions are"
+        "a report of other sessions is news"
     );
 }
 
@@ -756,7 +756,7 @@ fn the_memory_of_publications_is_bounded() {
     assert_eq!(
         s.membership.plan_at(Generation(u64::from(first))),
         0,
-        "too far behind counts as having nothing"
+        "a data plane that is too far behind counts as having no plan"
     );
     assert_eq!(
         s.membership.plan_at(Generation(u64::from(9 + over))),

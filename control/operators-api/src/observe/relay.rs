@@ -116,6 +116,7 @@ fn start(
     shared
         .metrics
         .add(metrics::OBSERVATIONS, &[("subject", subject)], 1.0);
+    // The registry bounds the bytes that wait in it.
     let (sender, events) = mpsc::unbounded_channel();
     let open = |(target, name): (target::Target, &String)| {
         let session = shared

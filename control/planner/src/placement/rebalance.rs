@@ -545,7 +545,7 @@ mod tests {
                     [MoveKind::Direct, MoveKind::Chain]
                         .iter()
                         .all(|back| !scale.helps(more, less, 1, *back)),
-                    "{name}: and back"
+                    "{name}: the move back must not help"
                 );
             }
         }

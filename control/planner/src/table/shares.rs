@@ -123,7 +123,7 @@ pub(super) fn movers(
     };
     rich.retain(|bucket| owners(*bucket) + 1 < CHAIN_LENGTH_MAX);
     // The multiplication spreads the choice over the buckets, so that one replica's buckets are not
-    // all adjacent.
+    // all adjacent. The factor is 2^64 divided by the golden ratio (Fibonacci hashing).
     rich.sort_by_key(|bucket| {
         (
             owners(*bucket),

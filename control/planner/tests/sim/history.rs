@@ -366,7 +366,7 @@ impl Recorder {
                 assert_eq!(
                     self.packet(at, PacketKind::Data),
                     PacketFate::Found,
-                    "the last word of connection {at}"
+                    "the last packet of connection {at}"
                 );
                 established.extend(self.connections[at].answered.map(|owner| (at, owner)));
             }

@@ -24,6 +24,7 @@ impl SubscriberStream {
         admitted: &BTreeSet<ResourceOwner>,
         catalog: &Catalog,
     ) -> Vec<Item> {
+        // A subscriber that does not subscribe to manifests does not compare its resources.
         if !self.kinds[ResourceKind::Manifest as usize].open {
             return Vec::new();
         }

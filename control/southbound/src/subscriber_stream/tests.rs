@@ -462,6 +462,7 @@ fn limits_of_one_stream() {
         .into_iter()
         .filter(|l| l.starts_with("Service"))
         .collect();
+    // The log has one line for each response with Services.
     assert!(services.len() > 1, "{services:?}");
     assert_eq!(
         c.resources
@@ -768,8 +769,8 @@ fn fleet(
         })
     };
     let provider = CompiledTenant::of_provider(replicas.iter().enumerate().map(replica).collect());
-    let generation = Generation(w.catalog.generation.0 + generation);
     // Generations must not go back, so the step is added to the generation in force.
+    let generation = Generation(w.catalog.generation.0 + generation);
     w.catalog.provider = Some(Arc::new(TenantCatalog::next(
         w.catalog.provider.as_deref(),
         provider,
@@ -787,7 +788,7 @@ fn fleet(
                 az: az(),
                 vni: Vni::new(7).unwrap(),
                 version: 1,
-                chains: vec![vec![]; 128],
+                chains: vec![vec![]; program::BUCKETS],
             })
         };
         let tables: Vec<Arc<BucketTable>> = tables

@@ -254,6 +254,8 @@ impl AuthorityFolders {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -264,6 +266,21 @@ mod tests {
             .map(ToString::to_string)
             .collect();
         assert_eq!(got, ["a.example", "b.example"]);
+    }
+
+    #[test]
+    fn a_change_of_permissions_is_noticed() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("key.pem");
+        std::fs::write(&key, "x").unwrap();
+        let first = stamp(dir.path());
+        let until = Instant::now() + Duration::from_secs(60);
+        // The kernel's clock for files is coarse.
+        while stamp(dir.path()) == first {
+            assert!(Instant::now() < until, "no change is noticed");
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o400)).unwrap();
+        }
     }
 
     #[test]

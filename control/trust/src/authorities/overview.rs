@@ -38,6 +38,7 @@ impl TrustAuthorities {
             now,
         };
         let mut waiting = locked(&self.waiting).get(name).cloned().unwrap_or_default();
+        // The answer must not grow with the number of data planes.
         waiting.truncate(LISTED_MAX);
         api::TrustDomainStatus {
             tenant: name.0.to_string(),

@@ -394,6 +394,7 @@ fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) 
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
     const SERVICES: u32 = 16_000;
+    // Every map has room for all, so that nothing is omitted.
     let capacity = MapCapacity {
         addresses: 40_000,
         services: 20_000,

@@ -142,6 +142,7 @@ async fn silence_and_refusal_have_their_names() {
         idle_connection: None,
     };
     let held_up = async {
+        // The probe begins its wait before the thread is blocked.
         tokio::time::sleep(Duration::from_millis(1)).await;
         std::thread::sleep(Duration::from_millis(150));
     };

@@ -139,7 +139,8 @@ impl SnapshotBuilder {
             };
             hosts.insert(&host_text(listener.host.as_ref()), tls);
         }
-        // Without a keyring no listener has a terminator, and all handshakes fail.
+        // Without a keyring no host has a terminator. The port is for TLS all the same: without a
+        // termination, it would be served in plaintext.
         let trust = match &self.keyring {
             Some(keyring) => keyring.trust().view(&key.tenant),
             None => TrustView::without_bundles(),
@@ -185,6 +186,8 @@ impl SnapshotBuilder {
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
+        // Each change of the Gateway comes here, and most change neither certificates nor
+        // validation.
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
@@ -205,6 +208,7 @@ impl SnapshotBuilder {
                 Some(_) => Vec::new(),
                 None => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             },
+            // Clients outside the mesh may be too old for TLS 1.3.
             tls12: true,
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);

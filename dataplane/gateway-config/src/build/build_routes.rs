@@ -158,6 +158,7 @@ impl SnapshotBuilder {
                 .or_insert_with(|| previous_routes(service));
         }
         let jobs = rules.into_iter().filter(|(service, rules)| {
+            // The rules of an unknown service are compiled when it arrives.
             let is_known = services.contains(service)
                 || self
                     .services
@@ -259,6 +260,6 @@ struct EndpointSetResolver<'a>(&'a mut SnapshotBuilder);
 
 impl TargetResolver for EndpointSetResolver<'_> {
     fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
-        self.0.slot(service, port, subset)
+        self.0.endpoint_set(service, port, subset)
     }
 }

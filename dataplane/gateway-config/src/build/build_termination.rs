@@ -164,6 +164,8 @@ impl SnapshotBuilder {
         let tenant = self.tenants.get(&key.tenant);
         let parts = TerminationInputs {
             trust_domain: tenant.and_then(|t| t.trust_domain.clone()),
+            // Without its tenant there is no trust domain, so no terminator is built from this
+            // default.
             keys: tenant.and_then(|t| t.keys).unwrap_or_default(),
             alpn: alpn(port.protocol),
             hostname: hostname.to_string(),

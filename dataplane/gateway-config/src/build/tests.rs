@@ -2,8 +2,9 @@
 //! arrival does not matter.
 
 use super::*;
-use crate::RouteOutcome;
 use crate::testing::{PlainRequest, key, service, tenant, workload};
+use crate::{PortTermination, RouteOutcome};
+use canal_identity::ListenerChoice;
 use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program::*;
@@ -293,6 +294,47 @@ fn a_removal_uncovers_the_hidden_resource() {
     let back = builder.apply(&both, &[], Generation(4));
     assert_eq!(describe(&back), describe(&with));
     assert_eq!(builder.snapshot.sets.len(), 2, "slots are found again");
+}
+
+#[test]
+fn sets_that_no_route_names_any_more_are_freed() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    builder.apply(
+        &[
+            service("a", &[80]),
+            service("b", &[80]),
+            workload("b-0", 1, "b"),
+        ],
+        &[],
+        Generation(1),
+    );
+    let target = |snapshot: &Snapshot| {
+        let service = snapshot.tenant("t").unwrap().service(&key("a"));
+        let routes = service.unwrap().routes.as_ref().unwrap();
+        routes.endpoint_sets().next().unwrap()
+    };
+    let mut snapshots = Vec::new();
+    for n in 0..50 {
+        let rule = rule("r", "a", "b", &format!("b-{n}"));
+        snapshots.push(builder.apply(&[rule], &[], Generation(n + 2)));
+    }
+    // Those of the two ports, and of the subsets before and after a change.
+    assert_eq!(builder.snapshot.sets.len(), 4);
+    let (first, last) = (&snapshots[0], &snapshots[49]);
+    let endpoints = |snapshot: &Snapshot| snapshot.set(target(snapshot)).unwrap().endpoints.len();
+    assert_eq!((endpoints(first), endpoints(last)), (1, 0));
+    // Another service keeps what it names while its route and the service itself change.
+    let kept = rule("other", "b", "b", "b-49");
+    let both = builder.apply(&[kept, workload("b-49", 2, "b")], &[], Generation(60));
+    let gone = [(ResourceKind::Route, "t/HTTPRoute/ns/r/0".to_owned())];
+    let after = builder.apply(&[], &gone, Generation(61));
+    assert!(after.set(target(&both)).unwrap().exists);
+    let gone = [(ResourceKind::Route, "t/HTTPRoute/ns/other/0".to_owned())];
+    let after = builder.apply(&[], &gone, Generation(62));
+    assert!(!after.set(target(&both)).unwrap().exists);
+    assert!(after.set(target(&both)).unwrap().endpoints.is_empty());
+    // A snapshot in use keeps its own.
+    assert_eq!(endpoints(&both), 1);
 }
 
 #[test]
@@ -672,4 +714,28 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
             .is_none()
     );
     assert!(snapshot.service_inside(id).is_none());
+}
+
+#[test]
+fn an_https_port_refuses_all_handshakes_without_a_keyring() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    let Resource::Ingress(mut https) = (*gateway(&[("a.example", true)])).clone() else {
+        unreachable!("it is a Gateway")
+    };
+    https.listeners[0].certificates = Some(vec![(
+        "ns".parse().unwrap(),
+        "web-certificate".parse().unwrap(),
+    )]);
+    let all = [tenant(), Arc::new(Resource::Ingress(https))];
+    let snapshot = builder.apply(&all, &[], Generation(1));
+    let service = snapshot.tenant("t").unwrap().service(&key("web.gateway"));
+    let port = service.unwrap().port(80).unwrap();
+    let Some(PortTermination::Gateway(listeners)) = port.termination.as_deref() else {
+        panic!("the port is served without TLS: {:?}", port.termination)
+    };
+    for (name, is_listed) in [(Some("a.example"), true), (Some("b.example"), false)] {
+        let choice = listeners.choose(name);
+        assert_eq!(matches!(choice, ListenerChoice::NoCertificate), is_listed);
+        assert_eq!(matches!(choice, ListenerChoice::NoListener), !is_listed);
+    }
 }

@@ -241,6 +241,7 @@ impl<'a> ParsedToken<'a> {
         }
         if self
             .time("exp")?
+            // Whoever made the token chose `exp`, which may be as large as an integer can be.
             .is_some_and(|exp| exp.saturating_add(LEEWAY) <= now)
         {
             return Err(TokenError::Expired.into());

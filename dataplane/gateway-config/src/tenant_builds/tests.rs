@@ -3,6 +3,9 @@
 
 use canal_model::authorization::*;
 use canal_model::ids::{ServiceId, ServiceKey};
+use canal_model::load_balancing::{
+    ConsistentHash, HashKey, HashTableKind, LoadBalancer, PortLoadBalancer,
+};
 use canal_model::program::*;
 
 use super::*;
@@ -516,4 +519,123 @@ fn a_tenant_whose_tables_cannot_be_put_in_force_is_closed_alone() {
         &fixture.builds.replace(&state, Generation(9), NOTHING),
         "alpha"
     ));
+}
+
+/// A service with a hash table, and workloads that serve it.
+fn hashing(tenant: &str, name: &str) -> Arc<Resource> {
+    let Resource::Service(mut hashing) = (*service(tenant, name)).clone() else {
+        unreachable!("it is a service")
+    };
+    hashing.load_balancers = vec![PortLoadBalancer {
+        port: 80,
+        subset: Labels::new(),
+        load_balancer: LoadBalancer::ConsistentHash(Box::new(ConsistentHash {
+            key: HashKey::SourceIp,
+            table: HashTableKind::Ring { size_min: 64 },
+        })),
+    }];
+    Arc::new(Resource::Service(hashing))
+}
+
+fn workload(tenant: &str, of: &str, host: u8) -> Arc<Resource> {
+    let Resource::Workload(mut workload) = (*crate::testing::workload("w", host, of)).clone()
+    else {
+        unreachable!("it is a workload")
+    };
+    workload.tenant = tenant.parse().unwrap();
+    workload.name = format!("{of}-{host}").parse().unwrap();
+    workload.endpoints[0].service = key(tenant, of);
+    Arc::new(Resource::Workload(workload))
+}
+
+/// Returns the positions of endpoints of which a service's hash table has entries; `None` if it has
+/// no table.
+fn hashed(snapshot: &Snapshot, tenant: &str, service: &str) -> Option<BTreeSet<usize>> {
+    let view = snapshot.tenant(tenant).unwrap();
+    let port = view.service(&key(tenant, service)).unwrap().port(80);
+    let set = snapshot.set(port.unwrap().slot).unwrap();
+    match &set.load_balancing {
+        crate::LoadBalancing::ConsistentHash(it) => Some(it.positions(0, 1024).collect()),
+        _ => None,
+    }
+}
+
+#[test]
+fn hash_tables_are_built_in_steps_of_their_own() {
+    let mut fixture = BuildsFixture::new();
+    let [one, two] = [1, 2].map(|host| workload("alpha", "h", host));
+    let first = fixture.apply(&[hashing("alpha", "h"), one, two]);
+    assert_eq!(hashed(&first, "alpha", "h"), None);
+    let (tenant, second) = fixture.step().unwrap();
+    assert_eq!(tenant, "alpha");
+    assert_eq!(hashed(&second.unwrap(), "alpha", "h"), Some([0, 1].into()));
+    assert!(fixture.step().is_none());
+    // The endpoints change: the table before is in use until the next one is built.
+    let third = workload("alpha", "h", 3);
+    let gone = [(ResourceKind::Workload, "alpha/ns/h-1")];
+    let stale = fixture.change(&[third], &gone, NOTHING);
+    assert_eq!(hashed(&stale, "alpha", "h"), Some([0].into()));
+    // They change again while it is built. Then it is in use as well, and a further one is built.
+    let step = fixture.builds.next_step().unwrap().run();
+    fixture.apply(&[workload("alpha", "h", 4)]);
+    let late = fixture.builds.finish(step).unwrap();
+    assert_eq!(hashed(&late, "alpha", "h"), Some([0, 1].into()));
+    let (_, last) = fixture.step().unwrap();
+    assert_eq!(hashed(&last.unwrap(), "alpha", "h"), Some([0, 1, 2].into()));
+    // A change that needs no table of other endpoints needs no step.
+    let shown = fixture.apply(&[hashing("alpha", "h")]);
+    assert_eq!(hashed(&shown, "alpha", "h"), Some([0, 1, 2].into()));
+    assert!(fixture.step().is_none());
+    // Small tables are in the next snapshot.
+    let at_once = fixture.change(&[workload("alpha", "h", 5)], &[], IMMEDIATE_BYTES_MAX);
+    assert_eq!(hashed(&at_once, "alpha", "h").unwrap().len(), 4);
+}
+
+#[test]
+fn each_tenant_has_its_turn_for_hash_tables_and_routes_do_not_wait_for_them() {
+    let mut fixture = BuildsFixture::new();
+    let named = |tenant, name| [hashing(tenant, name), workload(tenant, name, 1)];
+    let alpha = ["h", "i", "j"].map(|name| named("alpha", name)).concat();
+    fixture.apply(&alpha);
+    fixture.apply(&named("beta", "h"));
+    fixture.apply(&[route("beta", "a", "/a")]);
+    let mut order = Vec::new();
+    while let Some(step) = fixture.builds.next_step() {
+        let step = step.run();
+        order.push((step.tenant.to_string(), step.is_of_change()));
+        fixture.builds.finish(step);
+    }
+    let order: Vec<_> = order
+        .iter()
+        .map(|(tenant, is_of_change)| (tenant.as_str(), *is_of_change))
+        .collect();
+    let expected = [
+        ("alpha", false),
+        ("beta", true),
+        ("beta", false),
+        ("alpha", false),
+        ("alpha", false),
+    ];
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn hash_tables_of_sets_that_changed_meanwhile_are_dropped() {
+    let mut fixture = BuildsFixture::new();
+    fixture.apply(&[hashing("alpha", "h"), workload("alpha", "h", 1)]);
+    let step = fixture.builds.next_step().unwrap().run();
+    // The service hashes no longer.
+    let plain = service("alpha", "h");
+    fixture.apply(&[plain]);
+    let finished = fixture.builds.finish(step).unwrap();
+    assert_eq!(hashed(&finished, "alpha", "h"), None);
+    fixture.apply(&[hashing("alpha", "h")]);
+    let step = fixture.builds.next_step().unwrap().run();
+    // It is deleted.
+    fixture.change(&[], &[(ResourceKind::Service, "alpha/ns/h")], NOTHING);
+    fixture.builds.finish(step);
+    // All of its endpoints are gone.
+    fixture.apply(&[hashing("alpha", "h")]);
+    fixture.change(&[], &[(ResourceKind::Workload, "alpha/ns/h-1")], NOTHING);
+    assert!(fixture.step().is_none());
 }

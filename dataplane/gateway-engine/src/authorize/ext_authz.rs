@@ -60,7 +60,7 @@ impl ExtAuthzMutations {
         for (name, value) in &self.append {
             let name = name.to_ascii_lowercase();
             let mut line = changes.value(&name).map(<[u8]>::to_vec).unwrap_or_default();
-            if !changes.header(&name) {
+            if !changes.sets_or_removes(&name) {
                 request.header(&name, &mut |sent| join(&name, &mut line, sent));
             }
             join(&name, &mut line, value);
@@ -591,7 +591,8 @@ mod tests {
     }
 
     fn denials() -> Vec<AnswerCase> {
-        // gRPC status 7 is PERMISSION_DENIED, 16 is UNAUTHENTICATED, and 0 is OK.
+        // gRPC status 7 is PERMISSION_DENIED, 16 is UNAUTHENTICATED, and 0 is OK. A denial without
+        // an HTTP status that a response with a body may have becomes a 403, as in Envoy.
         let rejection = |status: u16| {
             Ok(Err(ExtAuthzDenial {
                 status,

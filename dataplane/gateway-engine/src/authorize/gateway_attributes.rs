@@ -135,7 +135,9 @@ impl<'a> GatewayAttributes<'a> {
                     .map_or(subject.request.path(), |path| path.as_bytes()),
             ),
             Attribute::Host => Some(subject.authority),
-            Attribute::Header(name) if subject.changes.header(name) => subject.changes.value(name),
+            Attribute::Header(name) if subject.changes.sets_or_removes(name) => {
+                subject.changes.value(name)
+            }
             Attribute::RequestPrincipal => token
                 .and_then(|t| t.principal.as_deref())
                 .map(str::as_bytes),
@@ -207,6 +209,7 @@ impl Attributes for GatewayAttributes<'_> {
             Attribute::SourceServiceAccount if self.principal.principal.is_some() => {
                 text(&self.principal.account)
             }
+            // A plaintext client has no identity: both are known to be absent.
             Attribute::SourceNamespace | Attribute::SourceServiceAccount => {}
             // A client address that the first hop did not report is unknown, not absent.
             Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => {

@@ -130,6 +130,8 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
             Ok(Err(_)) => return HeadRead::Over,
             Err(late) => {
                 worker.counts.late(late);
+                // A client that has sent nothing expects no response when its idle connection
+                // closes.
                 return if late == TimeoutKind::Head {
                     HeadRead::Refuse(ProxyError::RequestTimeout)
                 } else {

@@ -102,6 +102,7 @@ pub(crate) async fn serve(
             StreamEvent::Late(late) => {
                 worker.counts.late(late);
                 leaving = true;
+                // `watch` arms it again, for the time in which the client must close.
                 timer.disarm();
                 connection.graceful_shutdown();
             }

@@ -153,6 +153,8 @@ async fn terminate_listener_tls(
     let terminated = handshake.run(accepting).await?;
     let transport = listener_transport(worker, terminated)?;
     drop(handshake);
+    // A listener's client has no identity of the mesh, so its connection may still have to give
+    // way.
     permit.end_handshake(false);
     Ok(transport)
 }

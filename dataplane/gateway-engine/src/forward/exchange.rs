@@ -616,6 +616,7 @@ impl<'a> Exchange<'a> {
             return Poll::Ready(Ok(()));
         }
         let framing = self.request.framing;
+        // Between two HTTP/1.1 sides the framing passes unchanged with the payload.
         let verbatim = matches!(
             (&self.downstream, &self.upstream),
             (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
@@ -733,6 +734,7 @@ impl<'a> Exchange<'a> {
             return self.poll_client_flush(cx);
         }
         let (from, to) = self.response_framing;
+        // With equal framing on two HTTP/1.1 sides, chunk headers pass unchanged with the payload.
         let verbatim = from == to
             && matches!(
                 (&self.downstream, &self.upstream),

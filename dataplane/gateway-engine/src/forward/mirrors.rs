@@ -119,8 +119,8 @@ impl<D: HttpDownstream> HttpRequest<D> {
         mirror: SelectedMirror,
     ) -> Result<Option<BodyCopy>, &'static str> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
-        let (framing, protocol) = (self.state.info.framing, self.state.info.client_protocol);
-        let kind = self.state.info.kind;
+        let (framing, kind) = (self.state.info.framing, self.state.info.kind);
+        // An upgraded connection carries no request body that a copy could repeat.
         if kind == RequestKind::Upgrade {
             return Err("upgrade");
         }
@@ -132,16 +132,16 @@ impl<D: HttpDownstream> HttpRequest<D> {
         // Routes were resolved inside the tenant. The check is repeated here, as for requests.
         let view = view.filter(|view| is_of_tenant(view, account));
         let view = view.ok_or("no_service")?;
-        let tenant = snapshot.tenant(session.account.tenant.as_str());
+        let tenant = snapshot.tenant(account.tenant.as_str());
         let policy_version = tenant.map_or(0, |tenant| tenant.policy_version);
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
         let random = || worker.random();
-        let head = || self.client.head().0;
-        let hash = |key: &HashKey| hash_of_request(key, &session.client_ip, &head());
+        let hash = |key: &HashKey| hash_of_request(key, &session.client_ip, &self.client.head().0);
         let tried = TriedEndpoints::new();
         let selected = balance::endpoint(&view, &tried, Some(client), now, random, hash);
         let mut selected = selected.map_err(|error| error.name())?;
+        // A pool that is not shared opens a connection per client, also for the copy.
         let is_own = is_single(view.set.pool, &self.state.info);
         selected.client = is_own.then(|| session.pool_client());
         let tunnel_headers = if is_own {
@@ -154,12 +154,14 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
             .map_or_else(Default::default, |changes| changes.into_owned());
+        // A rewritten host comes first, because the mirror's suffix belongs to the host that is
+        // forwarded.
         let shadow = match changes.host.as_deref() {
             Some(rewritten) => mirror.host(rewritten),
             None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),
         };
         changes.host = shadow.or(changes.host);
-        let version = decide_version(view.set.protocol, protocol);
+        let version = decide_version(view.set.protocol, self.state.info.client_protocol);
         let head = self
             .client
             .copy_head(&self.state, routed, version, &changes)
@@ -167,6 +169,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let (body_copy, body, body_permit) = if self.client.is_complete(&self.state.info) {
             (None, None, None)
         } else {
+            // A declared length beyond the copy's buffer is refused before anything is buffered.
             if matches!(framing, Framing::Length(bytes) if bytes > RETRY_BODY_BYTES_MAX as u64) {
                 return Err("mirrored_body_bytes");
             }

@@ -72,12 +72,12 @@ fn answer(path: &str) -> proto::CheckResponse {
     }
 }
 
-struct AuthorizerCalls {
+pub(crate) struct AuthorizerCalls {
     last: Mutex<Option<proto::CheckRequest>>,
     checks: AtomicUsize,
 }
 
-async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
+pub(crate) async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
     let seen = Arc::new(AuthorizerCalls {
         last: Mutex::default(),
         checks: AtomicUsize::new(0),
@@ -141,7 +141,7 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
     (origin, seen)
 }
 
-fn asking(fail_open: bool) -> Resource {
+pub(crate) fn asking(fail_open: bool) -> Resource {
     Resource::Authorizer(Authorizer {
         key: named("ext-authz"),
         service: key(TENANT, "authz"),

@@ -55,6 +55,7 @@ async fn assert_without_content(fixture: &GatewayFixture, status: u16, case: &st
     for n in 0..2 {
         client.send(GET).await;
         let mut answer = client.answer().await.unwrap();
+        // One of the callers' endpoints sends an interim response first.
         if answer.status == 103 {
             assert_eq!(
                 (

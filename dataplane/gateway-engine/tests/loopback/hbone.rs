@@ -71,7 +71,7 @@ impl LoopbackMesh {
             issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id)
         };
         let keyring = ClientIdentityFactory::of(Arc::new(issue), None, trust.clone());
-        // The third address is no tenant's.
+        // The third address is no tenant's. Those from 101 on belong to ten further tenants.
         let hbone = [1, 2, 3]
             .into_iter()
             .chain(101..=110)
@@ -959,6 +959,8 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         // A turn takes half a second at least.
         let turns = 2 * begun.elapsed().as_secs();
         assert!(
+            // The 4 are the connection from before, that of the first turn, and two turns of a
+            // begun second.
             (2..=4 + turns).contains(&accepted),
             "one connection per turn, not per tunnel: {accepted}"
         );

@@ -730,6 +730,7 @@ async fn streams_that_force_resets_end_the_connection() {
         let mut all = Vec::new();
         let _ = read.read_to_end(&mut all).await;
     });
+    // Far more than the 256 resets that a client may cause (`ERROR_RESETS_MAX`).
     for n in 0..2000u32 {
         let id = (2 * n + 1).to_be_bytes();
         let mut bytes = vec![0, 0, 8, 1, 0x5];

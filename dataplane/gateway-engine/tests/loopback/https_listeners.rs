@@ -338,6 +338,54 @@ async fn a_request_for_another_listener_than_that_of_its_connection_is_misdirect
     https.fixture.until(counted, &labels, 3.0).await;
 }
 
+/// A Gateway whose listener `www` relays, terminates TLS with a certificate, or reads plaintext.
+fn gateway_of(relay: Option<RelayProtocol>, certificate: Option<&str>) -> Vec<Resource> {
+    let mut resources = gateway(&[("www", exact("www.example.com"), Some("www"))]);
+    let Resource::Ingress(gateway) = &mut resources[0] else {
+        unreachable!("it is the Gateway")
+    };
+    gateway.listeners[0].relay = relay;
+    gateway.listeners[0].certificates = certificate.map(|name| vec![secret(name)]);
+    resources
+}
+
+#[tokio::test]
+async fn connections_older_than_a_listener_of_another_protocol_are_misdirected() {
+    let https = HttpsFixture::new(&OriginServer::echo().await);
+    let www = OwnCertificate::new("www", "www.example.com");
+    let request = b"GET /x HTTP/1.1\r\nHost: www.example.com\r\n\r\n";
+    https.fixture.apply(vec![www.resource.clone()]);
+    for (relay, certificate) in [
+        (None, Some("www")),
+        (Some(RelayProtocol::TlsPassthrough), None),
+        (Some(RelayProtocol::Tcp), None),
+    ] {
+        let changed = gateway_of(relay, certificate);
+        https.fixture.apply(gateway_of(None, None));
+        let mut client = HttpClient::connect(https.address).await;
+        client.send(request).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        https.fixture.apply(changed.clone());
+        client.send(request).await;
+        assert_eq!(client.answer().await.unwrap().status, 421, "{relay:?}");
+        if relay.is_none() {
+            continue;
+        }
+        // The same with a client for whom TLS was terminated.
+        https.fixture.apply(gateway_of(None, Some("www")));
+        let stream = https.connect(&[&www], "www.example.com", &[]).await;
+        let mut client = HttpClient {
+            stream: stream.unwrap(),
+            buffer: Vec::new(),
+        };
+        client.send(request).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        https.fixture.apply(changed);
+        client.send(request).await;
+        assert_eq!(client.answer().await.unwrap().status, 421, "{relay:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
     let https = HttpsFixture::new(&OriginServer::echo().await);

@@ -194,6 +194,8 @@ async fn a_generated_cookie_keeps_its_endpoint() {
         route("web", "b", 1, prefix("/"), action),
     ]);
     let mut used = BTreeSet::new();
+    // Twelve random cookies lead to more than one endpoint, and half of them pass a rule with
+    // filters.
     for n in 0..12 {
         let path = if n % 2 == 0 { "/" } else { "/filtered" };
         let first = get(fixture.web, path, "").await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use canal_model::authorization::{
-    Attribute, Authentication, AuthorizationAction, JwtRule, PolicyTarget,
+    Attribute, Authentication, AuthorizationAction, JwtRule, PolicyRule, PolicyTarget,
 };
 use canal_model::program::{AppProtocol, Resource, RouteAction, RouteMirror};
 use canal_model::request_fraction::RequestFraction;
@@ -18,6 +18,7 @@ use canal_model::share::{Share, ShareKind};
 use http::Request;
 use tokio::io::AsyncWriteExt;
 
+use crate::authorizers::{asking, authorizer};
 use crate::client::HttpClient;
 use crate::fixture::{
     EngineSetup, GatewayFixture, LOCALHOST, TENANT, pod, prefix, route, service_with_id, tenant,
@@ -25,7 +26,7 @@ use crate::fixture::{
 };
 use crate::http2;
 use crate::origin::OriginServer;
-use crate::policies::{clause, named, policy as authorization, rule};
+use crate::policies::{clause, named, of, policy as authorization, rule};
 use crate::retries::{every_second, every_second_http2, policy};
 use crate::tokens::TokenSigner;
 
@@ -499,6 +500,100 @@ async fn mirrors_get_no_header_that_the_policies_of_the_endpoint_remove() {
     }
 }
 
+fn pods_of(app: &str) -> PolicyTarget {
+    PolicyTarget::Workloads {
+        namespace: Some("default".parse().unwrap()),
+        labels: [("app".to_owned(), app.to_owned())].into(),
+    }
+}
+
+#[tokio::test]
+async fn mirrors_get_the_headers_that_an_authorizer_leaves_the_endpoint() {
+    let (origin, (authz, _)) = (OriginServer::echo().await, authorizer().await);
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+    fixture.apply(mirror_service("authz", 8, authz.address, AppProtocol::Grpc).into());
+    let ask = AuthorizationAction::Custom(named("ext-authz"));
+    fixture.apply(vec![
+        mirrored_route(vec![mirror_to("copy", true)]),
+        asking(false),
+        Resource::Authorization(of("ask", ask, pods_of("web"), vec![PolicyRule::default()])),
+    ]);
+    // The authorizer removes `x-secret`, and writes `x-user: ann`.
+    let request = "GET / HTTP/1.1\r\nHost: web\r\nX-Secret: s\r\nX-User: root\r\n\r\n";
+    let seen = HttpClient::once(fixture.web, request).await.text();
+    until("a copy arrives", || mirror.count() == 1).await;
+    let copied = mirror.received.lock().unwrap()[0].0.clone();
+    for head in [seen.to_ascii_lowercase(), copied] {
+        assert!(head.contains("x-user: ann"), "{head}");
+        assert!(
+            !head.contains("root") && !head.contains("x-secret"),
+            "{head}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn decisions_about_copies_and_their_tokens_are_not_counted() {
+    let origin = OriginServer::echo().await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let signer = TokenSigner::new();
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+    fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
+    let all = || vec![PolicyRule::default()];
+    let at_mirror =
+        |name, action| Resource::Authorization(of(name, action, pods_of("copy"), all()));
+    let jwt = JwtRule {
+        issuer: "iss".into(),
+        audiences: vec![],
+        keys: Some(serde_json::json!({"keys": [signer.jwk()]}).to_string()),
+        headers: vec![],
+        parameters: vec![],
+        cookies: vec![],
+        forward: false,
+        payload_header: None,
+        claim_headers: vec![],
+    };
+    let tokens = Resource::Authentication(Authentication {
+        key: named("jwt"),
+        target: pods_of("copy"),
+        rules: vec![jwt],
+        broken: None,
+    });
+    let other = TokenSigner::new();
+    let mut copies = 0.0;
+    for (policies, token) in [
+        (vec![at_mirror("no", AuthorizationAction::Deny)], None),
+        (vec![at_mirror("no", AuthorizationAction::Audit)], None),
+        // The mirror accepts the first token, and not the one of the other signer.
+        (vec![tokens.clone()], Some(signer.token(7))),
+        (vec![tokens], Some(other.token(8))),
+    ] {
+        fixture.apply(policies);
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: web\r\n{}\r\n",
+            token.unwrap_or_default()
+        );
+        assert_eq!(HttpClient::once(fixture.web, &request).await.status, 200);
+        copies += 1.0;
+        fixture.until(MIRRORED, &[], copies).await;
+    }
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"denied\""]), 1.0);
+    for action in ["deny", "audit"] {
+        let labels = [format!("action=\"{action}\"")];
+        let labels = labels.each_ref().map(String::as_str);
+        assert_eq!(
+            fixture.metric("canal_authorization_total", &labels),
+            0.0,
+            "{action}"
+        );
+    }
+    assert_eq!(fixture.metric("canal_gateway_tokens_total", &[]), 0.0);
+}
+
 /// Copies used to be sent to the endpoint, and by the policies, of the request's beginning.
 #[tokio::test]
 async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_ended() {
@@ -508,6 +603,7 @@ async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_end
         let seen = seen.clone();
         async move {
             while peer.head().await.is_some() {
+                // Two chunks and the last one, each a size and a line.
                 for line in 0..6 {
                     peer.line().await;
                     seen.fetch_add(usize::from(line == 0), SeqCst);
@@ -527,6 +623,8 @@ async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_end
     serve(&mirror);
     fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
     let mut client = HttpClient::connect(fixture.web).await;
+    // While a body is sent: nothing changes, the mirror's endpoint changes, and the policies
+    // change.
     let mut change: Vec<Box<dyn Fn()>> = vec![Box::new(|| ()), Box::new(|| serve(&other))];
     change.push(Box::new(|| {
         let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];

@@ -64,6 +64,7 @@ async fn the_access_log_has_a_line_per_request() {
         &[origin.address],
     );
     HttpClient::once(fixture.web, POST).await;
+    // This head is refused, and its line comes second.
     HttpClient::once(fixture.web, "GET / HTTP/1.1\r\nHost : web\r\n\r\n").await;
     let lines = async {
         loop {

@@ -370,8 +370,8 @@ async fn greedy_client(web: SocketAddr, until: Instant) -> Vec<Duration> {
     times
 }
 
-/// One worker serves two hundred tenants, one of which has ten times the connections of all others
-/// together.
+/// One worker serves two hundred tenants. One of them sends on 300 connections without a pause; the
+/// others send one request after the other, on one connection at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_tenant_at_many_times_its_share_delays_no_other() {
     const OTHERS: usize = 199;
@@ -431,6 +431,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
         greedy_times.extend(task.await.unwrap());
     }
     assert!(
+        // One in a hundred may run into its timeout on a loaded machine.
         times.len() * 100 >= asked * 99,
         "{} of {asked} were answered",
         times.len()

@@ -73,6 +73,7 @@ impl TierNetns {
             replica.ip(&format!("addr add {own} dev lo"));
         }
         replica.ip(&format!("addr add {OWN6}/128 dev lo nodad"));
+        // 77 is an ID that no service has.
         for id in [WEB[0], WEB[1], OTHER, TIER, GATEWAY, 77] {
             replica.ip(&format!("addr add 240.0.0.{id}/32 dev lo"));
             replica.ip(&format!("addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
@@ -502,17 +503,20 @@ fn remote_addresses_are_those_before_trusted_proxies() {
         if let Resource::Authorization(policy) = &mut allows {
             policy.target = PolicyTarget::Service(key(TENANT, "public.gateway"));
         }
-        let office = "X-Forwarded-For: 203.0.113.9\r\n";
+        let office = "203.0.113.9";
         // The client claims to be in the office, and its proxy appends its true address.
-        let forged = "X-Forwarded-For: 203.0.113.9, 198.51.100.4\r\n";
-        for (proxies, headers, want) in [
-            (0, office, "HTTP/1.1 403 "),
-            (1, office, "HTTP/1.1 200 "),
-            (1, forged, "HTTP/1.1 403 "),
-            (1, "X-Forwarded-For: nobody\r\n", "HTTP/1.1 403 "),
-            (1, "", "HTTP/1.1 403 "),
-            (2, forged, "HTTP/1.1 200 "),
-            (2, office, "HTTP/1.1 403 "),
+        let forged = "203.0.113.9, 198.51.100.4";
+        for (proxies, values, want) in [
+            (0, &[office][..], 403),
+            (1, &[office], 200),
+            (1, &[forged], 403),
+            (1, &["nobody"], 403),
+            (1, &[], 403),
+            (2, &[forged], 200),
+            (2, &[office], 403),
+            // Several lines are one list.
+            (1, &[office, "198.51.100.4"], 403),
+            (2, &[office, "198.51.100.4"], 200),
         ] {
             let mut resources = gateway();
             for resource in &mut resources {
@@ -522,9 +526,21 @@ fn remote_addresses_are_those_before_trusted_proxies() {
             }
             resources.push(allows.clone());
             replica.fixture.apply(resources);
-            let answer = answer_with_headers(to, "shop.example.com", headers).await;
+            let lines = values.iter().map(|it| format!("X-Forwarded-For: {it}\r\n"));
+            let lines: String = lines.collect();
+            let answer = answer_with_headers(to, "shop.example.com", &lines).await;
             let answer = answer.unwrap();
-            assert!(answer.starts_with(want), "{proxies} {headers}: {answer}");
+            let expected = format!("HTTP/1.1 {want} ");
+            assert!(answer.starts_with(&expected), "{proxies} {lines}: {answer}");
+            let mut request = http::Request::get("http://shop.example.com/");
+            for value in values {
+                request = request.header("x-forwarded-for", *value);
+            }
+            let client = http2::connect_to(to).await;
+            let mut client = client.ready().await.unwrap();
+            let sent = client.send_request(request.body(()).unwrap(), true);
+            let status = sent.unwrap().0.await.unwrap().status();
+            assert_eq!(status.as_u16(), want, "HTTP/2: {proxies} {lines}");
         }
     });
 }

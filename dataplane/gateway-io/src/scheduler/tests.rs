@@ -228,6 +228,7 @@ fn worker_is_never_idle_while_a_tenant_in_debt_is_ready() {
         let order = bench.order.borrow();
         let at = order.iter().rposition(|name| *name == "alone").unwrap();
         assert!(
+            // A quantum is 500 µs, so these are 100 turns, give or take the quanta at both ends.
             (80..=130).contains(&at),
             "10 ms are 20 quanta, in which the other ran {at} times 100 µs"
         );

@@ -44,10 +44,12 @@ fn heads(limits: &MessageLimits) -> Vec<RequestCase> {
     // Two long lines, and a third one that fills the head up to the size. Two lines at their limit
     // would leave no space for it.
     let with_size = |n: usize| {
+        // 200 bytes leave room for the field's name and the third line.
         let line = format!("X: {}\r\n", "v".repeat(limits.field_bytes_max - 200));
         let rest = n - HEAD.len() - 2 * line.len() - "Y: \r\n\r\n".len();
         format!("{HEAD}{line}{line}Y: {}\r\n\r\n", "v".repeat(rest))
     };
+    // Far beyond the limit and without a line end: the reader must not wait for one.
     let endless_line = format!("GET /{}", "t".repeat(limits.target_bytes_max + 8192));
     let endless_value = format!("{HEAD}X: {}", "v".repeat(limits.field_bytes_max + 8192));
     vec![
@@ -157,6 +159,7 @@ fn bodies(limits: &MessageLimits) -> Vec<RequestCase> {
         ),
         case(
             "extensions_over_limit",
+            // One byte more would be a `;` without a name, which is malformed instead of too large.
             with_extensions(all + 2),
             RefuseBody(MessageRefusal::ChunkExtensionsTooLarge),
         ),

@@ -345,6 +345,7 @@ pub(super) async fn establish(
         .max_concurrent_streams(config.streams_max)
         .max_send_buffer_size(CLIENT_SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
+        // A tunnel peer answers CONNECTs and never pushes.
         .enable_push(false)
         .handshake(Counted {
             io: tls,
@@ -510,6 +511,7 @@ async fn drive(
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }
+        // The peer may still send its own GOAWAY and close in order.
         tokio::time::sleep(CLOSE_TIMEOUT).await;
     };
     tokio::select! {

@@ -313,7 +313,8 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
         // Some of the tunnels that are opened together share a connection that closes.
         for n in 0..40 {
             if n == 20 {
-                // From now on GOAWAY is the first frame that each connection receives.
+                // From now on GOAWAY is the first frame that each connection receives. No drain is
+                // forced while the test runs.
                 trigger.drain(ms(60_000));
                 let listener = listen_again(fixture.target.address).await;
                 let (leaving, drain) = drain::tree();

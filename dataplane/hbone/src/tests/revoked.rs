@@ -204,6 +204,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
         });
         let mut old = fixture.open().await.unwrap().stream;
         // By then the certificate has expired, and the pool takes no stream on its connection.
+        // X.509 times are whole seconds, hence more than one second on top.
         tokio::time::sleep(short_life() + ms(1500)).await;
         assert!(
             tokio::time::timeout(ms(3000), fixture.open())

@@ -227,7 +227,8 @@ async fn steered(
             from.borrow_mut().push(peer);
             let (server, counters) = (server.clone(), counters.clone());
             let (trigger, drain) = drain::tree();
-            // Only the trigger of the newest connection is used; the earlier connections stay: dropping a trigger would force its drain.
+            // Only the trigger of the newest connection is used. The earlier connections stay, so
+            // their triggers are not dropped: that would force their drains.
             if let Some(before) = newest.replace(Some(trigger)) {
                 std::mem::forget(before);
             }

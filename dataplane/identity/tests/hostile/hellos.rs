@@ -1,6 +1,6 @@
-//! Hostile and unusual ClientHellos, and bytes that are no ClientHello at all.
+//! Hostile and unusual ClientHellos, and messages that are no ClientHello at all.
 
-use canal_tls::HandshakeFailure::{Alert, Alpn, Io, NothingShared, Protocol, Timeout, Version};
+use canal_tls::HandshakeFailure::{Alpn, Io, NothingShared, Protocol, Timeout, Version};
 
 use super::attacker::{MessageFlight, Opening};
 use super::craft::*;
@@ -24,7 +24,7 @@ fn case(name: &'static str, opening: Opening, expect: Expect) -> HostileCase {
 }
 
 /// Returns a case with a ClientHello in one record that differs from the honest one by `change`.
-fn hello(
+pub(super) fn hello(
     name: &'static str,
     change: impl FnOnce(CraftedHello) -> CraftedHello,
     expect: Expect,
@@ -33,207 +33,20 @@ fn hello(
 }
 
 /// Returns a case with the honest ClientHello in another encoding on the wire.
-fn wired(name: &'static str, wire: impl FnOnce(&[u8]) -> Vec<u8>, expect: Expect) -> HostileCase {
+pub(super) fn wired(
+    name: &'static str,
+    wire: impl FnOnce(&[u8]) -> Vec<u8>,
+    expect: Expect,
+) -> HostileCase {
     case(name, Opening::wired(&FIXTURE.hello(), wire), expect)
 }
 
-fn raw(name: &'static str, wire: impl Into<Vec<u8>>, expect: Expect) -> HostileCase {
+pub(super) fn raw(name: &'static str, wire: impl Into<Vec<u8>>, expect: Expect) -> HostileCase {
     case(name, Opening::raw(wire), expect)
 }
 
-/// Returns a case with the honest ClientHello, padded to one record of 2^14 bytes and `more`.
-fn padded(name: &'static str, more: usize, expect: Expect) -> HostileCase {
-    let bare = FIXTURE.hello().with(PADDING, &[]).message().len();
-    hello(
-        name,
-        |h| h.with(PADDING, &vec![0; (1 << 14) + more - bare]),
-        expect,
-    )
-}
-
-fn one(m: &[u8]) -> Vec<u8> {
+pub(super) fn one(m: &[u8]) -> Vec<u8> {
     record(HANDSHAKE, m)
-}
-
-/// Returns cases with other records than the one of the hello.
-fn records_around_the_hello() -> Vec<HostileCase> {
-    vec![
-        wired("as it should be", one, up()),
-        wired("one byte per record", |m| records(HANDSHAKE, m, 1), up()),
-        wired(
-            "sixteen bytes per record",
-            |m| records(HANDSHAKE, m, 16),
-            up(),
-        ),
-        wired(
-            "the record says TLS 1.0",
-            |m| [&[22, 3, 1], &one(m)[3..]].concat(),
-            up(),
-        ),
-        wired(
-            "the record says SSL 3",
-            |m| [&[22, 3, 0], &one(m)[3..]].concat(),
-            up(),
-        ),
-        wired(
-            "the record says version 5.5",
-            |m| [&[22, 5, 5], &one(m)[3..]].concat(),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "unknown content type",
-            |m| record(99, m),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "hello as application data",
-            |m| record(DATA, m),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "application data first",
-            |m| [record(DATA, b"GET / HTTP/1.1\r\n\r\n"), one(m)].concat(),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "a fatal alert first",
-            |m| [record(ALERT, &[2, 40]), one(m)].concat(),
-            dropped(Alert),
-        ),
-        wired("a close only", |_| record(ALERT, &[1, 0]), dropped(Timeout)),
-        // The alert is not encrypted, so an attacker on the path may have sent it. Only the
-        // following bytes count.
-        wired(
-            "a close first",
-            |m| [record(ALERT, &[1, 0]), one(m)].concat(),
-            up(),
-        ),
-        wired(
-            "an alert of one byte",
-            |m| [record(ALERT, &[2]), one(m)].concat(),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "an empty alert",
-            |m| [record(ALERT, &[]), one(m)].concat(),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "an unknown alert",
-            |m| [record(ALERT, &[2, 200]), one(m)].concat(),
-            dropped(Alert),
-        ),
-        wired(
-            "a flood of warnings",
-            |m| [record(ALERT, &[1, 90]).repeat(10_000), one(m)].concat(),
-            dropped(Protocol),
-        ),
-    ]
-}
-
-/// Returns cases with a change of cipher or an empty record around the hello.
-fn changes_of_cipher() -> Vec<HostileCase> {
-    vec![
-        wired(
-            "a change of cipher before",
-            |m| [&CCS[..], &one(m)].concat(),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "a change of cipher after",
-            |m| [&one(m)[..], &CCS].concat(),
-            up(),
-        ),
-        wired(
-            "a flood of changes of cipher after",
-            |m| [one(m), CCS.repeat(10_000)].concat(),
-            dropped(Protocol),
-        ),
-        wired(
-            "a change of cipher to 2",
-            |m| [one(m), record(CHANGE, &[2])].concat(),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "a change of cipher of two bytes",
-            |m| [one(m), record(CHANGE, &[1, 1])].concat(),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "an empty handshake record",
-            |m| [one(&[]), one(m)].concat(),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "a flood of empty handshake records",
-            |_| one(&[]).repeat(20_000),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "a flood of empty application data",
-            |_| record(DATA, &[]).repeat(20_000),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "heartbeat",
-            |m| [record(24, &[1, 0x40, 0]), one(m)].concat(),
-            refused(Protocol, DECODE),
-        ),
-    ]
-}
-
-/// Returns cases with long records, and with records or messages within the hello.
-fn records_within_the_hello() -> Vec<HostileCase> {
-    vec![
-        padded("a record of 2^14+257 bytes", 257, up()),
-        padded(
-            "a record of 2^14+2049 bytes",
-            2049,
-            refused(Protocol, DECODE),
-        ),
-        raw(
-            "a record of 65535 bytes",
-            record(HANDSHAKE, &[1; 65_535]),
-            refused(Protocol, DECODE),
-        ),
-        wired(
-            "an alert within the hello",
-            |m| [one(&m[..50]), record(ALERT, &[1, 90]), one(&m[50..])].concat(),
-            dropped(Protocol),
-        ),
-        wired(
-            "a change of cipher within",
-            |m| [&one(&m[..50])[..], &CCS, &one(&m[50..])].concat(),
-            dropped(Protocol),
-        ),
-        wired(
-            "data within the hello",
-            |m| [one(&m[..50]), record(DATA, b"x"), one(&m[50..])].concat(),
-            dropped(Protocol),
-        ),
-        wired(
-            "two hellos in one record",
-            |m| one(&m.repeat(2)),
-            refused(Protocol, UNEXPECTED),
-        ),
-        wired(
-            "two hellos in two records",
-            |m| one(m).repeat(2),
-            refused(Protocol, BAD_MAC),
-        ),
-        wired(
-            "the start of a second message",
-            |m| one(&[m, &[11]].concat()),
-            refused(Protocol, UNEXPECTED),
-        ),
-    ]
-}
-
-#[test]
-fn records_before_and_around_the_hello() {
-    check(&records_around_the_hello());
-    check(&changes_of_cipher());
-    check(&records_within_the_hello());
 }
 
 #[test]
@@ -322,6 +135,7 @@ fn versions() -> Vec<HostileCase> {
     let old = vec![0xc02b, 0xc02f, 0x009c];
     vec![
         hello(
+            // The extension is a length and versions of two bytes: 3.3 is TLS 1.2, 3.4 is TLS 1.3.
             "TLS 1.2 only",
             |h| h.set(VERSIONS, &[2, 3, 3]),
             refused(Version, VERSION),
@@ -366,6 +180,7 @@ fn versions() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
+            // 0x7f1c and 0x7f17 are drafts 28 and 23 of TLS 1.3.
             "drafts only",
             |h| h.set(VERSIONS, &[4, 0x7f, 0x1c, 0x7f, 0x17]),
             refused(Version, VERSION),
@@ -479,6 +294,7 @@ fn sizes() -> Vec<HostileCase> {
             up(),
         ),
         wired_as(
+            // rustls reads messages of up to 65,535 bytes.
             "a hello of 80 KiB",
             |h| {
                 h.set(PADDING, &[0; 60_000])
@@ -555,6 +371,8 @@ fn groups() -> Vec<HostileCase> {
         hello("hybrid", |h| h.keys(&[HYBRID], &[mine(HYBRID)]), up()),
         hello("P-256", |h| h.keys(&[P256], &[mine(P256)]), up()),
         hello(
+            // 0x7a7a is a value of GREASE (RFC 8701); 0x02xx are unassigned, and 0x0100 is
+            // ffdhe2048.
             "unknown groups too",
             |h| {
                 h.keys(
@@ -657,6 +475,7 @@ fn shares() -> Vec<HostileCase> {
             bad(),
         ),
         hello(
+            // The list claims 40 bytes and has five.
             "shares overrun",
             |h| h.set(KEY_SHARE, &[0, 40, 0, 29, 0, 32, 1]),
             refused(Protocol, DECODE),
@@ -939,6 +758,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             up(),
         ),
         hello(
+            // 2 is the certificate type RawPublicKey (RFC 7250).
             "raw public keys only",
             |h| h.with(SERVER_CERTIFICATE_TYPE, &[1, 2]),
             refused(Protocol, FAILURE),

@@ -63,6 +63,7 @@ fn first(as_server: bool) -> Vec<u8> {
 #[test]
 fn slow_handshakes_time_out() {
     check(
+        // A buffer of 64 KiB takes every flight, so that only the pace decides.
         "says nothing",
         64 << 10,
         HandshakeFailure::Timeout,

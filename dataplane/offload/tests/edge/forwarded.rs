@@ -111,6 +111,7 @@ pub(super) fn without_replica_up() -> Vec<ForwardCase> {
 pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
     let answer = tcp(SVC, POD, ACK, b"answer");
     let answer6 = udp(SVC6, POD6, b"answer");
+    // An error of 28 bytes quotes an IPv4 header and the 8 bytes behind it, the minimum of RFC 792.
     let cut = udp("10.9.0.1:53", POD, &[0; 600]);
     vec![
         (
@@ -167,6 +168,7 @@ pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
 /// Returns answers of services, and errors about them, that the edge sends to the client's node.
 fn answers_to_nodes() -> Vec<ForwardCase> {
     let asked = tcp(POD, IN, ACK, b"question");
+    // As in `answered_by_pods`, 28 bytes are the minimum; 100 and 1000 quote the whole packet.
     let asked6 = udp(POD6, IN6, b"question");
     vec![
         (

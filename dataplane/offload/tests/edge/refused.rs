@@ -46,6 +46,7 @@ fn by_their_source() -> Vec<Refused> {
 
 /// Returns frames whose inner source is not that of the host.
 fn forged() -> Vec<Refused> {
+    // An error quotes at least 28 bytes: an IPv4 header and the 8 bytes behind it.
     vec![
         (
             "another node's pod",
@@ -187,6 +188,7 @@ fn edit(mut f: Vec<u8>, at: usize, to: u8) -> Vec<u8> {
 
 /// Returns fragments, and frames of protocols that the edge does not forward.
 fn fragments_and_protocols() -> Vec<Refused> {
+    // 0x2000 is the flag that more fragments follow; the lower bits are the fragment's offset.
     let syn = tcp(POD, SVC, SYN, b"");
     let echoed = echo("10.9.0.1", "10.1.1.2", false);
     // Next header 44 is a fragment header, and 6 in it is TCP.
@@ -267,7 +269,8 @@ fn fragments_and_protocols() -> Vec<Refused> {
 /// Returns frames whose headers contradict each other.
 fn malformed() -> Vec<Refused> {
     // `edit` changes one byte: the outer IPv4 header is at 14, UDP at 34, VXLAN at 42, the inner
-    // packet at `HEAD`.
+    // packet at `HEAD`. An IPv4 header has its length in bytes 2 and 3. The TCP header's length is
+    // in its byte 12, that is at `HEAD` + 32.
     let syn = tcp(POD, SVC, SYN, b"");
     vec![
         (

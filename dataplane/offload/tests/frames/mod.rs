@@ -293,6 +293,7 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
             format!("tcp {} > {}", end(from, port(0)), end(to, port(2)))
         }
         17 => {
+            // In UDP a checksum field of 0 means that there is none (RFC 768).
             let bare = port(6) == 0;
             if !bare {
                 verify(&over, "UDP");
@@ -305,37 +306,40 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
             )
         }
         1 | 58 => {
+            // Only ICMPv6's checksum covers the pseudo header.
             verify(if protocol == 58 { &over } else { &[] }, "ICMP");
-            let kind = format!("icmp {}/{}", body[0], body[1]);
-            // ICMPv6 errors have types below 128. Of ICMPv4, tests send echoes and errors only.
-            let is_error = if protocol == 58 {
-                body[0] < 128
-            } else {
-                ![0, 8].contains(&body[0])
-            };
-            match (is_error, body[0], protocol) {
-                (false, ..) => format!("{kind} {from} > {to}"),
-                (_, 2, 58) => format!(
-                    "{kind} mtu {} {from} > {to} about {}",
-                    u32::from_be_bytes(body[4..8].try_into().unwrap()),
-                    read_ip(&body[8..], false).text
-                ),
-                (_, 3, 1) if body[1] == 4 => {
-                    format!(
-                        "{kind} mtu {} {from} > {to} about {}",
-                        port(6),
-                        read_ip(&body[8..], false).text
-                    )
-                }
-                _ => format!(
-                    "{kind} {from} > {to} about {}",
-                    read_ip(&body[8..], false).text
-                ),
-            }
+            read_icmp(body, protocol, &format!("{from} > {to}"))
         }
         other => format!("protocol {other} {from} > {to}"),
     };
     Inner { text, length }
+}
+
+/// Formats an ICMP message or, as protocol 58, an ICMPv6 message.
+fn read_icmp(body: &[u8], protocol: u8, ends: &str) -> String {
+    let kind = format!("icmp {}/{}", body[0], body[1]);
+    // ICMPv6 errors have types below 128. Of ICMPv4, tests send echoes and errors only.
+    let is_error = if protocol == 58 {
+        body[0] < 128
+    } else {
+        ![0, 8].contains(&body[0])
+    };
+    if !is_error {
+        return format!("{kind} {ends}");
+    }
+    let about = read_ip(&body[8..], false).text;
+    // Only Packet Too Big and Fragmentation Needed contain an MTU.
+    match (protocol, body[0], body[1]) {
+        (58, 2, _) => {
+            let mtu = u32::from_be_bytes(body[4..8].try_into().unwrap());
+            format!("{kind} mtu {mtu} {ends} about {about}")
+        }
+        (1, 3, 4) => {
+            let mtu = u16::from_be_bytes([body[6], body[7]]);
+            format!("{kind} mtu {mtu} {ends} about {about}")
+        }
+        _ => format!("{kind} {ends} about {about}"),
+    }
 }
 
 /// Formats a frame as one line and panics if a checksum or a length is wrong. The outer source port

@@ -40,6 +40,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(protocol))?;
     s.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))?;
     if let Some(from) = value("bind=") {
+        // A port that an earlier client left in TIME_WAIT may be bound again.
         s.set_reuse_address(true)?;
         s.bind(&from.parse::<SocketAddr>().unwrap().into())?;
     }

@@ -79,6 +79,7 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
         p.resize(20 + RESET_PAYLOAD_BYTES, b'x');
     }
     if kind == "echo" && to.is_ipv4() {
+        // The kernel fills in the checksum for raw sockets of ICMPv6, but not of ICMP.
         let sum = !checksum(&p);
         p[2..4].copy_from_slice(&sum.to_be_bytes());
     }
@@ -187,6 +188,7 @@ pub fn send(args: &[String]) {
         let ethertype = if to.is_ipv4() { 0x0800 } else { 0x86dd };
         let hardware = hardware_address(&args[3]);
         let mut frame = hardware.to_vec();
+        // Any locally administered address will do as the frame's source.
         frame.extend([2, 0, 0, 0, 0, 1]);
         frame.extend(u16::to_be_bytes(ethertype));
         frame.extend(ip(from, to.ip(), UDP, &payload));

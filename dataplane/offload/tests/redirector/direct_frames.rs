@@ -78,6 +78,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
         |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
     // Next headers: 0 is hop-by-hop options, 17 UDP, 43 routing, 44 fragment, 58 ICMPv6, and 60
     // destination options.
+    // Each header below is 8 bytes: the next header, a length of 0, and PadN over the rest.
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
     // The program parses four extension headers at most.
     let many: Vec<u8> = (0..5)
@@ -147,6 +148,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
             "drop_malformed",
         ),
         (
+            // The program needs the ports, but only 2 of the header's 8 bytes are there.
             "UDP cut short over IPv6",
             v6(&ip(from, here, 17, &[0xd9, 3])),
             DROPPED,

@@ -2,38 +2,44 @@
 
 use super::*;
 
-/// Expected destination of a segment.
-pub(super) enum To {
-    Here,
-    Replica(u8, u8),
+/// Expected receiver of a segment.
+pub(super) enum SegmentReceiver {
+    /// The stack of this replica.
+    Local,
+    /// The replica with this number, with this hop in the forwarded frame.
+    ForwardedTo(u8, u8),
 }
-use To::{Here, Replica as Next};
+use SegmentReceiver::{ForwardedTo, Local};
 
-/// Case, service, hop, TCP flags, expected destination, counter.
-pub(super) type SegmentCase = (&'static str, u32, u8, u8, To, &'static str);
+/// Case, service, hop of the received frame, TCP flags, expected receiver, counter.
+///
+/// Hop 0 leaves the choice of the head to this replica; above 0, the sender has chosen this
+/// replica. An edge writes the index of its choice in the chain. A replica writes the hop that it
+/// received, plus 1.
+pub(super) type SegmentCase = (&'static str, u32, u8, u8, SegmentReceiver, &'static str);
 
 /// Returns the SYNs for a gateway that listens. The service selects the chain (`CHAINS`), in which
 /// this replica has number 1.
 fn syns() -> Vec<SegmentCase> {
     vec![
-        ("SYN at the head", 1, 0, SYN, Here, "new"),
-        ("SYN with ECN", 1, 0, SYN | 0xc0, Here, "new"),
+        ("SYN at the head", 1, 0, SYN, Local, "new"),
+        ("SYN with ECN", 1, 0, SYN | 0xc0, Local, "new"),
         (
             "SYN behind the head",
             2,
             0,
             SYN,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded_new",
         ),
-        ("SYN that was sent here", 2, 1, SYN, Here, "new"),
-        ("SYN that a replica sent here", 2, 2, SYN, Here, "new"),
+        ("SYN that was sent here", 2, 1, SYN, Local, "new"),
+        ("SYN that a replica sent here", 2, 2, SYN, Local, "new"),
         (
             "SYN of another's bucket",
             3,
             0,
             SYN,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded_new",
         ),
         (
@@ -41,7 +47,7 @@ fn syns() -> Vec<SegmentCase> {
             3,
             2,
             SYN,
-            Here,
+            Local,
             "new",
         ),
         (
@@ -49,16 +55,16 @@ fn syns() -> Vec<SegmentCase> {
             5,
             0,
             SYN,
-            Here,
+            Local,
             "new",
         ),
-        ("SYN, no replica is up", 7, 0, SYN, Here, "new"),
+        ("SYN, no replica is up", 7, 0, SYN, Local, "new"),
         (
             "SYN and ACK begin nothing",
             2,
             0,
             SYN | ACK,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded",
         ),
     ]
@@ -68,58 +74,72 @@ fn syns() -> Vec<SegmentCase> {
 /// (`CHAINS`), in which this replica has number 1.
 fn later_segments() -> Vec<SegmentCase> {
     vec![
-        ("from the head on", 1, 0, ACK, Next(2, 1), "forwarded"),
+        (
+            "from the head on",
+            1,
+            0,
+            ACK,
+            ForwardedTo(2, 1),
+            "forwarded",
+        ),
         (
             "behind the own position, at any hop count",
             1,
             2,
             ACK,
-            Next(2, 3),
+            ForwardedTo(2, 3),
             "forwarded",
         ),
-        ("FIN", 1, 2, FIN | ACK, Next(2, 3), "forwarded"),
-        ("RST", 1, 2, RST, Next(2, 3), "forwarded"),
-        ("no flags", 1, 2, 0, Next(2, 3), "forwarded"),
-        ("the end of the chain", 8, 1, ACK, Here, "unowned"),
+        ("FIN", 1, 2, FIN | ACK, ForwardedTo(2, 3), "forwarded"),
+        ("RST", 1, 2, RST, ForwardedTo(2, 3), "forwarded"),
+        ("no flags", 1, 2, 0, ForwardedTo(2, 3), "forwarded"),
+        ("the end of the chain", 8, 1, ACK, Local, "unowned"),
         (
             "sent here by a table that is not ours",
             3,
             2,
             ACK,
-            Next(2, 3),
+            ForwardedTo(2, 3),
             "forwarded",
         ),
-        ("the last hop but one", 3, 7, ACK, Next(2, 8), "forwarded"),
-        ("the last hop", 3, 8, ACK, Here, "unowned"),
+        (
+            "the last hop but one",
+            3,
+            7,
+            ACK,
+            ForwardedTo(2, 8),
+            "forwarded",
+        ),
+        ("the last hop", 3, 8, ACK, Local, "unowned"),
         (
             "back to the head, if the edge chose another",
             2,
             0,
             ACK,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded",
         ),
-        ("not to oneself", 2, 1, ACK, Next(3, 2), "forwarded"),
-        ("alone", 4, 0, ACK, Here, "unowned"),
+        ("not to oneself", 2, 1, ACK, ForwardedTo(3, 2), "forwarded"),
+        ("alone", 4, 0, ACK, Local, "unowned"),
         (
             "over one that is down, and over oneself",
             6,
             1,
             ACK,
-            Next(3, 2),
+            ForwardedTo(3, 2),
             "forwarded",
         ),
-        ("no other replica is up", 7, 0, ACK, Here, "unowned"),
+        ("no other replica is up", 7, 0, ACK, Local, "unowned"),
         (
             "the longest chain, its begin",
             8,
             0,
             ACK,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded",
         ),
-        ("the longest chain, its end", 8, 7, ACK, Here, "unowned"),
-        ("a hop behind all chains", 8, 255, ACK, Here, "unowned"),
+        ("the longest chain, its end", 8, 7, ACK, Local, "unowned"),
+        ("a hop behind all chains", 8, 255, ACK, Local, "unowned"),
     ]
 }
 
@@ -134,13 +154,20 @@ pub(super) fn segments() -> Vec<SegmentCase> {
 /// (`CHAINS`), in which this replica has number 1.
 pub(super) fn segments_without() -> Vec<SegmentCase> {
     vec![
-        ("SYN at the head", 1, 0, SYN, Next(2, 1), "not_listening"),
+        (
+            "SYN at the head",
+            1,
+            0,
+            SYN,
+            ForwardedTo(2, 1),
+            "not_listening",
+        ),
         (
             "SYN that was sent here",
             2,
             1,
             SYN,
-            Next(3, 2),
+            ForwardedTo(3, 2),
             "not_listening",
         ),
         (
@@ -148,13 +175,13 @@ pub(super) fn segments_without() -> Vec<SegmentCase> {
             2,
             0,
             SYN,
-            Next(2, 1),
+            ForwardedTo(2, 1),
             "forwarded_new",
         ),
-        ("SYN at the end", 8, 3, SYN, Here, "unowned"),
-        ("SYN, alone", 4, 0, SYN, Here, "unowned"),
-        ("SYN, no replica is up", 7, 0, SYN, Here, "unowned"),
-        ("other", 1, 0, ACK, Next(2, 1), "forwarded"),
+        ("SYN at the end", 8, 3, SYN, Local, "unowned"),
+        ("SYN, alone", 4, 0, SYN, Local, "unowned"),
+        ("SYN, no replica is up", 7, 0, SYN, Local, "unowned"),
+        ("other", 1, 0, ACK, ForwardedTo(2, 1), "forwarded"),
     ]
 }
 
@@ -167,8 +194,8 @@ pub(super) fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
             let frame = from_edge(*hop, &tcp(from, &at, *flags, b"some bytes"));
             let case = format!("{case}, to {at}");
             match to {
-                Here => s.keeps(&case, &frame, counter),
-                Next(n, h) => s.sends(
+                Local => s.keeps(&case, &frame, counter),
+                ForwardedTo(n, h) => s.sends(
                     &case,
                     &frame,
                     (*n, *h),
@@ -181,7 +208,8 @@ pub(super) fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
 }
 
 /// Case, service, sender (1 is the edge), hop, stamp; expected replica, hop and stamp; counter.
-/// Replica 0 means that the packet stays here, dropped or delivered.
+/// Replica 0 means that the packet stays here, dropped or delivered. A stamp is the version of the
+/// sender's table with flags; hops are as in [`SegmentCase`].
 pub(super) type SpreadCase = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
 
 const NONE: (u8, u8, u32) = (0, 0, 0);

@@ -62,6 +62,7 @@ pub fn decide_reply(
         .set_message_type(MessageType::Response)
         .set_op_code(query_message.op_code());
     answer.set_recursion_desired(query_message.recursion_desired());
+    // One question suffices even for the refusal of several.
     answer.add_queries(query_message.queries().iter().take(1).cloned());
     if let Some(edns) = query_message.extensions() {
         let mut own = Edns::new();
@@ -150,6 +151,7 @@ fn fill(
         return refused;
     }
     answer.set_authoritative(true);
+    // SOA serials wrap around (RFC 1982), so the low bits suffice.
     let serial = zones.generation as u32;
     match found {
         ZoneLookup::Service(mut addresses) => {

@@ -107,6 +107,7 @@ impl DnsServer {
         let connections = TenantLimit::new(TenantLimitConfig {
             kind,
             capacity: CONNECTIONS_MAX,
+            // Only clients of tenants connect here, so the provider needs no reserve.
             reserve: 0,
             revocation_order,
         });

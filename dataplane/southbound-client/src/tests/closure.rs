@@ -27,8 +27,7 @@ fn tenants() -> [Resource; 2] {
 }
 
 /// Answers all first requests with both tenants, one service of alpha, and one policy of each
-// A subscriber that closes tenants has a fourth kind, the manifests.
-/// tenant.
+/// tenant. A subscriber that closes tenants has a fourth kind, the manifests.
 async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     for kind in SEALED {
         let heard = stream.receive().await.unwrap();

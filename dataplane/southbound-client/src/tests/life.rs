@@ -233,6 +233,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
             .contains("generation 4 is older than 8")
     );
     assert!(refused(&nack).is_empty(), "no part of it was accepted");
+    // The caller refused delta and the resource that made it panic.
     for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
         assert_eq!(
             fixture.metric(&format!(

@@ -143,6 +143,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         "an older generation of another store is not stale"
     );
     assert_eq!(
+        // The old store's state, of generation 500, stays in force until the new one is whole.
         (fixture.updates(), subscriber.status().generation),
         (vec![], 500),
         "half a state changes nothing"
@@ -284,6 +285,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         ))
         .await;
     stream
+        // The stream's first response has named the store, so later ones need not.
         .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let deny = [policy("alpha", "deny"), policy("beta", "deny")];

@@ -236,6 +236,7 @@ fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
                 .str("tenant", "alpha")
                 .str("filler", &"x".repeat(200))
                 .end();
+            // Beta's lines are spread evenly over the flood.
             if n % (flood / few) == 0 {
                 worker.line_of(&beta).str("tenant", "beta").end();
             }
@@ -261,6 +262,7 @@ fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
         dropped("tenant_share", "beta") + dropped("writer_behind", "beta"),
         0
     );
+    // Beside its flood, alpha wrote one line after the change of its share.
     let written = flood + 1 - dropped("tenant_share", "alpha") + few;
     let reading = std::thread::spawn(move || {
         use std::io::BufRead;

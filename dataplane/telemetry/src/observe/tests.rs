@@ -153,6 +153,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
         dropped += answer.dropped;
     }
     assert!(
+        // An answer waits until all of it fits into the credit, so the window need not be full.
         unread <= OBSERVE_WINDOW_BYTES && unread > OBSERVE_WINDOW_BYTES / 2,
         "{unread}"
     );

@@ -29,6 +29,7 @@ fn cached_chains_expire_with_the_certificate_and_are_bounded() {
         trust: TrustView::without_bundles(),
     };
     // 31,557,600 s are a year of 365.25 days.
+    // The test CA's certificates are valid from 2020 to 2120.
     let at =
         |year: u64| UnixTime::since_unix_epoch(Duration::from_secs((year - 1970) * 31_557_600));
     let members = ExpectedPeer::Members(verifier.own.clone());

@@ -198,6 +198,7 @@ pub(crate) fn hand_over<IO: Transport>(
     let keys = |parts: &TrafficKeyParts<'_>, sequence| {
         TlsKeys::new(parts.key, &parts.iv, sequence).ok_or_else(none)
     };
+    // This side has sent no record with its application keys yet.
     let (out, into) = (keys(&own, 0)?, keys(&peers, early.records)?);
     let secret =
         |parts: &TrafficKeyParts<'_>| TrafficSecret::new(suite, parts.secret).ok_or_else(none);

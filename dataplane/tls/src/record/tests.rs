@@ -173,6 +173,7 @@ pub(super) async fn converse<
     a: &mut A,
     b: &mut B,
 ) {
+    // The period of 251 divides no record's length, so data that is out of place is noticed.
     let data: Vec<u8> = (0..200_000u32).map(|n| (n * 7 % 251) as u8).collect();
     for (from, to) in [(0, 1), (1, 0)] {
         let (x, y): (&mut dyn AsyncDuplex, &mut dyn AsyncDuplex) = if (from, to) == (0, 1) {
@@ -433,6 +434,7 @@ fn data_and_length_cases() -> Vec<RecordCase> {
             Err("record_overflow"),
         ),
         (
+            // `check` accepts any data for an empty text.
             "as much as it may have",
             vec![Sealed(vec![7; 16384], 23, 0), close()],
             Ok(""),

@@ -561,6 +561,11 @@ fn operators() -> Vec<Attack> {
 /// The pages that beta can read do not name alpha at all, not even in a counter. The control of
 /// each is the page of a process that serves alpha.
 fn readable_pages() -> Vec<Attack> {
+    let overview = |s: &AttackWorld, name: &str| {
+        let output = beta_operator(s).overview();
+        let output = output.unwrap_or_else(|e| panic!("{e}"));
+        AttackOutcome::of(output.contains(name), output)
+    };
     let dump = |s: &AttackWorld, host: &str| {
         let socket = s
             .mesh
@@ -584,6 +589,7 @@ fn readable_pages() -> Vec<Attack> {
             .expect_success();
         AttackOutcome::of(
             output.contains("alpha"),
+            // A dump is too long for a message.
             output.chars().take(100).collect::<String>(),
         )
     };
@@ -618,18 +624,8 @@ fn readable_pages() -> Vec<Attack> {
     vec![
         Attack::new(
             "alpha in what beta's operator is shown",
-            |s| {
-                let output = beta_operator(s)
-                    .overview()
-                    .unwrap_or_else(|e| panic!("{e}"));
-                AttackOutcome::of(output.contains("alpha"), output)
-            },
-            |s| {
-                let output = beta_operator(s)
-                    .overview()
-                    .unwrap_or_else(|e| panic!("{e}"));
-                AttackOutcome::of(output.contains("beta"), output)
-            },
+            move |s| overview(s, "alpha"),
+            move |s| overview(s, "beta"),
         ),
         Attack::new(
             "alpha in the dump of beta's node",

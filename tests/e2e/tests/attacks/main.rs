@@ -69,7 +69,7 @@ fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), St
     let before = attack.counter.as_ref().map(|counter| counter.read(setup));
     let seen = (attack.attempt)(setup);
     if seen.reached {
-        return Err(format!("it reached: {}", seen.output));
+        return Err(format!("the attack succeeded: {}", seen.output));
     }
     let started = Instant::now();
     while let (Some(counter), Some(before)) = (&attack.counter, before)
@@ -77,7 +77,7 @@ fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), St
     {
         if started.elapsed() > deadline(SEEN_WITHIN) {
             return Err(format!(
-                "it failed ({}), and {counter:?} counted {} of {}\n{}",
+                "the attack failed ({}), but {counter:?} counted {} of {}\n{}",
                 seen.output,
                 counter.read(setup) - before,
                 attack.refusals_min,
@@ -91,7 +91,7 @@ fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), St
         Ok(())
     } else {
         Err(format!(
-            "the same by who may does not work: {} (the attack: {})",
+            "the control does not work: {} (the attack: {})",
             owner.output, seen.output
         ))
     }

@@ -1,6 +1,7 @@
 //! Attacks that a cloud's virtual switch would stop, with that switch open: VNIs and addresses of
 //! others, ports of the provider. Canal itself must refuse and count each of them, frame by frame.
 
+use canal_e2e::SERVICE_INNER_ADDRESS;
 use canal_e2e::credential::PemCredential;
 use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_wire::keyrpc::KeyName;
@@ -84,9 +85,7 @@ fn at_the_edge() -> Vec<Attack> {
                 "open: the tier's VNI from a node, to the edge",
                 TIER,
                 "edge-1",
-                // The inner address of the service with ID 3, which only frames between edges and
-                // replicas have.
-                |s| ("240.0.0.3:15008".into(), own(s)),
+                |s| (format!("{SERVICE_INNER_ADDRESS}:15008"), own(s)),
             ),
             unknown_source,
         ),
@@ -146,7 +145,7 @@ fn at_the_replica() -> Vec<Attack> {
                 "open: the tier's VNI from a node, to a replica",
                 TIER,
                 "gw-1",
-                |s| (own(s), "240.0.0.3:15008".into()),
+                |s| (own(s), format!("{SERVICE_INNER_ADDRESS}:15008")),
             ),
             unknown_source,
         ),
@@ -196,7 +195,7 @@ fn from_a_pod() -> Vec<Attack> {
     vec![
         guarded(
             frames("open: a service's inner address, from a pod", BETA, |s| {
-                format!("from={} to=240.0.0.3:80", own(s))
+                format!("from={} to={SERVICE_INNER_ADDRESS}:80", own(s))
             }),
             raw,
         ),
@@ -293,6 +292,8 @@ fn ports() -> Vec<Attack> {
         .ping();
         AttackOutcome::of(answer == KeyServerReply::Pong, answer)
     };
+    // These ports are open on the host's loopback only, so its kernel refuses and nothing is
+    // counted.
     let closed = |name, to: &'static str, port| {
         Attack::new(
             name,

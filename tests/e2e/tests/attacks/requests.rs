@@ -77,6 +77,7 @@ fn claims() -> Vec<Attack> {
     let denied = |attack: Attack| {
         attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
     };
+    // 10.101.0.11 is the Service of `web-l7`, 12 that of `web-dry`, and 16 that of `web-open`.
     let client = |s: &AttackWorld| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
     let intruder = |name, header: &'static str| {
         denied(Attack::new(
@@ -198,17 +199,22 @@ fn methods() -> Vec<Attack> {
     ]
 }
 
-/// Messages that hide a forbidden request if two hops disagree on where the first one ends.
+/// The request that a message hides.
+const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
+
+/// The control of hidden requests: the same request, pipelined behind another one.
+fn pipelined(s: &AttackWorld) -> AttackOutcome {
+    let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
+    // A silent connection looks like a refusal, so the control may try again.
+    poll(deadline(ANSWERED_WITHIN), || {
+        let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
+        AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
+    })
+}
+
+/// Messages that hide a forbidden request if two hops disagree on where the first one ends. Lengths
+/// of 0, 4 and 5 end the body before the hidden request; 58 is more than the hidden request has.
 fn framing() -> Vec<Attack> {
-    const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
-    let pipelined = |s: &AttackWorld| {
-        let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
-        // A silent connection looks like a refusal, so the control may try again.
-        poll(deadline(ANSWERED_WITHIN), || {
-            let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
-            AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
-        })
-    };
     let refused = |name, head: &'static str, body: String| {
         let attempt = move |s: &AttackWorld| {
             let request = format!("POST /blob?size=1 HTTP/1.1\r\nHost: w\r\n{head}\r\n\r\n{body}");
@@ -274,6 +280,7 @@ fn framing() -> Vec<Attack> {
             "X: a\0b\r\nContent-Length: 0",
             HIDDEN.into(),
         ),
+        // A gateway ignores this upgrade, which RFC 9113 no longer has, so it counts no refusal.
         Attack::new(
             "an upgrade to HTTP/2 in the clear",
             |s| {
@@ -291,13 +298,17 @@ fn framing() -> Vec<Attack> {
 
 /// HTTP/2 heads with two meanings, or with an HTTP/1.1 request that the client did not send.
 fn streams() -> Vec<Attack> {
-    let good: [(&str, &str); 4] = [
-        (":method", "GET"),
-        (":scheme", "http"),
-        (":authority", "w"),
-        (":path", "/headers"),
-    ];
+    let fields = |path: &'static str| {
+        [
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "w"),
+            (":path", path),
+        ]
+    };
+    let good: [(&str, &str); 4] = fields("/headers");
     let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
+        // Port 81 of the Service is declared as HTTP/2.
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
         // The body of a response mirrors the request; an error contains nothing of it.
         let mirrored = frames
@@ -320,14 +331,7 @@ fn streams() -> Vec<Attack> {
     };
     let with =
         |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
-    let path = |path: &'static str| {
-        vec![
-            (":method", "GET"),
-            (":scheme", "http"),
-            (":authority", "w"),
-            (":path", path),
-        ]
-    };
+    let path = |path: &'static str| fields(path).to_vec();
     let counted = |attack: Attack| {
         attack.counted(
             "gateway",

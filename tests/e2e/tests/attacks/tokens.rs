@@ -78,6 +78,7 @@ fn wrong_tokens() -> Vec<Attack> {
             "kid=first",
             r#"{"aud": "bank", "sub": "me"}"#,
         ),
+        // The times of the next two are in 2001 and 2096.
         forged(
             "JWT: ended",
             "kid=first",

@@ -331,6 +331,9 @@ const L7_POD: &str = "alpha/default/web-l7-0";
 /// The tenant and the account of the attacking pod.
 const ACCOUNT_OF_INTRUDER: (&str, &str) = ("alpha", "intruder");
 
+/// A pod whose policies only admit the client's address.
+const DRY_POD: &str = "alpha/default/web-dry-0";
+
 /// Returns tunnels that name another source in a header; the pods' policies admit only the client.
 fn claimed_sources() -> Vec<Attack> {
     let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), L7_POD, &[]);
@@ -400,24 +403,17 @@ fn claimed_sources() -> Vec<Attack> {
         denied(Attack::new(
             "forwarded from an address that may",
             |s| {
+                // `web-dry` admits the client by its address; 4711 stands for any port.
                 let value = format!("for=\"{}:4711\"", s.mesh.address(CLIENT));
                 to_node(
                     s,
                     INTRUDER,
-                    ("alpha", "intruder"),
-                    "alpha/default/web-dry-0",
+                    ACCOUNT_OF_INTRUDER,
+                    DRY_POD,
                     &[("forwarded", &value)],
                 )
             },
-            |s| {
-                to_node(
-                    s,
-                    CLIENT,
-                    ("alpha", "client"),
-                    "alpha/default/web-dry-0",
-                    &[],
-                )
-            },
+            |s| to_node(s, CLIENT, ("alpha", "client"), DRY_POD, &[]),
         )),
     ]
 }
@@ -569,6 +565,7 @@ fn frames() -> Vec<Attack> {
         AttackOutcome::of(false, output.stdout)
     };
     let served = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    // Each attack sends 20 frames, of which one has to be counted, so lost ones do not matter.
     vec![
         Attack::new(
             "alpha's VNI from beta's node, to the edge",

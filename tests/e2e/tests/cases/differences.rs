@@ -379,7 +379,7 @@ fn unlisted_and_vanished_differences_are_reported() {
             .missing(&found)
             .len(),
         1,
-        "listed for two roads, seen on one"
+        "a difference that is listed for two paths and seen on one is reported"
     );
     // An undeclared port that shows no difference was relayed after its silence, as without the
     // mesh.
@@ -396,14 +396,14 @@ fn unlisted_and_vanished_differences_are_reported() {
     assert_eq!(
         list("case-1\ttcp:a\tall\ty").missing(&relayed).len(),
         1,
-        "nothing shows it"
+        "a difference that no path shows is reported"
     );
     let equal = CaseDifferences::of(&[one(false, "x"), one(true, "x")]);
     assert_eq!(list("case-1\ttcp:a\tall\t*").missing(&equal).len(), 1);
     assert!(list("case-1\ttcp:a\tall\t~").missing(&equal).is_empty());
     assert!(
         list("case-1\ttcp:b\tall\t*").missing(&found).is_empty(),
-        "it was not run"
+        "a difference of a case that was not run is not reported"
     );
     let document = "| `case-1` | x |\n| `case-2` | y |\n";
     assert_eq!(

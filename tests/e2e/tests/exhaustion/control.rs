@@ -80,7 +80,7 @@ pub(super) fn padded(count: usize, bytes: usize) -> String {
         .collect()
 }
 
-/// Routes with this many matches in total.
+/// Returns routes with this many matches each.
 fn routes(count: usize, matches: usize) -> String {
     let list: Vec<_> = (0..matches)
         .map(|n| {
@@ -133,6 +133,7 @@ fn remove(setup: &ExhaustionWorld) {
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
+    // The first number is the minimum of calls for an attack to count, the second that of callers.
     vec![
         // Numbers of connections fall with their cost to the attacker: a socket, bytes, a
         // handshake.

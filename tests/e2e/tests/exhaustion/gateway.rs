@@ -66,6 +66,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         }),
         open_connections("TLS without a certificate", SOME, || Hold::Tls(None)),
     ];
+    // The second argument is the minimum for the attack to count: a quarter of the connections.
     cases.push(ExhaustionCase::new(
         "TLS with a certificate and no tunnel",
         SOME as u64 / 4,
@@ -96,6 +97,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             },
         )
     };
+    // The numbers are connections, streams on each, and bytes sent on each stream.
     cases.push(streams("silent tunnels", 20, 100, 0));
     cases.push(streams("tunnels with half a request", 20, 100, 20));
     // 4 MiB exceed a stream's window, so that it stays full.

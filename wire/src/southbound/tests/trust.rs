@@ -35,7 +35,6 @@ fn clauses() -> Vec<a::Clause> {
             M::Suffix("c".into()),
             M::Present,
         ]
-        // An IPv4 and an IPv6 network.
     };
     let nets = || {
         vec![
@@ -55,10 +54,10 @@ fn clauses() -> Vec<a::Clause> {
         A::Host,
         A::Method,
         A::ServerName,
-        // A clause also needs excluded values, here the empty text.
     ];
     let mut all: Vec<_> = words
         .into_iter()
+        // The last argument has the values that the clause excludes.
         .map(|a| clause(a, texts(), vec![M::Exact(String::new())]))
         .collect();
     all.extend(

@@ -121,12 +121,14 @@ fn segment(
         InnerProtocol::Udp => {
             segment.extend(from.port().to_be_bytes());
             segment.extend(to.port().to_be_bytes());
+            // The length counts the header of 8 bytes. The checksum is filled in below.
             segment.extend((8 + payload.len() as u16).to_be_bytes());
             segment.extend([0, 0]);
             6
         }
         InnerProtocol::Icmp => {
             segment.extend([
+                // Echo requests: type 8 of ICMP, type 128 of ICMPv6.
                 if protocol == PROTOCOL_ICMP { 8 } else { 128 },
                 0,
                 0,

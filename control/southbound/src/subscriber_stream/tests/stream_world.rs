@@ -36,6 +36,18 @@ pub(super) fn itself(name: &TenantName) -> program::Tenant {
     }
 }
 
+fn no_precedence() -> Precedence {
+    Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        indexes: [0; 2],
+    }
+}
+
+/// What the compiler would make of `script`. A service has at most one route and that one match, so
+/// precedence decides nothing and is zero.
 pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
     let t = tenant(name);
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
@@ -104,13 +116,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: vec![HttpMatch {
-                precedence: Precedence {
-                    class: 0,
-                    specificity: [0; 5],
-                    created: 0,
-                    object: String::new(),
-                    indexes: [0; 2],
-                },
+                precedence: no_precedence(),
                 path: PathMatch::ElementPrefix("/".into()),
                 method: None,
                 headers: vec![],
@@ -285,6 +291,7 @@ impl TestSubscriber {
             .trim()
             .to_string(),
         );
+        // The log omits manifests, which only repeat names and versions.
         if kind == ResourceKind::Manifest {
             self.log.pop();
         }

@@ -210,6 +210,7 @@ impl Exchange<'_> {
                 let outgoing = ForwardOptions {
                     edits: &edits,
                     framing: to,
+                    // The `upgrade` option writes the Connection field of an upgrade itself.
                     persistence: if self.upgrade {
                         Default::default()
                     } else {
@@ -327,6 +328,7 @@ impl Exchange<'_> {
         // client would take it for the next response.
         let has_no_body = matches!(status, 204 | 304) || self.request.kind == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
+        // RFC 9110 §8.6 forbids the field in a 204.
         if status == 204 {
             parts.headers.remove(CONTENT_LENGTH);
         }
@@ -338,6 +340,8 @@ impl Exchange<'_> {
                 let framing = heads::framing_of_answer(self.request, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
+                // An endpoint that has ended its stream may reset the upload (RFC 9113 §8.1), and
+                // the drop of a forbidden body resets it here.
                 let goes_on = status < 400 && !ended && !self.upload_cut;
                 let keep = keep
                     && framing != Framing::UntilClose

@@ -410,6 +410,7 @@ async fn without_cipher() {
 
 async fn early() {
     let (client, server) = twos();
+    // 0x1302 is TLS_AES_256_GCM_SHA384.
     let secrets = TrafficSecrets {
         suite: 0x1302,
         side: EndpointRole::Server,
@@ -434,6 +435,7 @@ async fn early() {
     };
     // The cases differ in the bytes after two data records, and in the end of the early bytes,
     // counted from the second record's end. The last column says whether the kernel accepts them.
+    // The header of a record has 5 bytes, so 3 cut the header and 9 the data.
     type Behind = fn(&mut codec::Sealer, &mut Vec<u8>);
     let data: Behind = |sealer, out| assert_eq!(sealer.data([&b"!"[..]].into_iter(), out), Ok(1));
     let update: Behind = |sealer, out| sealer.asking_update(out);
