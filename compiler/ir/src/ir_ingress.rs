@@ -73,11 +73,10 @@ impl GatewayIr {
         let ports = self.ports();
         let listeners = self.listeners.into_iter().filter_map(|it| {
             let protocol = ports.get(&it.listener.port)?;
-            // Of listeners with different protocols on one port, only those that share the port
-            // with its protocol are served.
             let own = &it.listener.protocol;
+            // Of listeners with different protocols on one port, only those with the port's
+            // protocol are served. The others are closed listeners of it.
             let is_open = it.listener.closed.is_none() && own.shares_port_with(protocol);
-            // A closed listener of another protocol is one of its port's, which nothing opens.
             let protocol = if own.shares_port_with(protocol) {
                 own
             } else {

@@ -22,16 +22,6 @@ pub enum PortTermination {
     Relay(ListenerTermination),
 }
 
-impl PortTermination {
-    /// True if the port is one of a Gateway that relays connections and reads no requests.
-    pub fn is_relaying(&self) -> bool {
-        matches!(
-            self,
-            PortTermination::Passthrough | PortTermination::Relay(_)
-        )
-    }
-}
-
 /// What happens to the TLS of one listener's clients.
 #[derive(Debug)]
 pub(crate) enum ListenerTls {

@@ -236,18 +236,15 @@ fn is_misdirected<R: RoutableRequest>(
     resolved: &ResolvedDestination,
     request: &R,
 ) -> bool {
-    let ResolvedDestination::Service { service, port: at } = resolved else {
+    let ResolvedDestination::Service { service, port } = resolved else {
         return false;
     };
     let (port, name) = (
-        service.ports[*at].port,
+        service.ports[*port].port,
         session.principal.server_name.as_deref(),
     );
-    // The connection is older than the listener if its port reads no requests any more.
-    let termination = service.ports[*at].termination.as_deref();
     let routes = service.routes.as_ref();
-    termination.is_some_and(PortTermination::is_relaying)
-        || routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
+    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
 /// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client with
