@@ -238,6 +238,7 @@ impl ClientTraffic for RelayedConnection {
                 });
             }
         };
+        // Only a failed connect, which leaves the client here, is followed by another attempt.
         let client = match self.client.take() {
             Some(RelayClient::Connection(client)) => client,
             Some(RelayClient::Connect(incoming)) => match incoming.accept(HeaderMap::new()) {

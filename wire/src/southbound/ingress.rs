@@ -136,6 +136,8 @@ pub(super) fn decode(
     let at = DecodeContext(name);
     let relaying = gateway.relaying_listeners;
     let terminating = gateway.terminating_listeners;
+    // Each kind of listener has a list of its own: a gateway that does not know a list serves none
+    // of its ports.
     let is_misplaced = gateway.listeners.iter().any(|it| it.relay.is_some())
         || relaying
             .iter()
@@ -475,6 +477,7 @@ mod tests {
 
     #[test]
     fn relays_and_validations_that_do_not_fit_are_refused() {
+        // No protocol has the number 7, and 0 is TCP. The ports are those of other kinds in `sample`.
         for (change, expected) in [
             (
                 (&|it: &mut w::IngressGateway| it.relaying_listeners[0].relay = Some(7))

@@ -11,7 +11,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Labels};
 use hashbrown::HashMap;
 
-use super::{SnapshotBuilder, hostname_of};
+use super::{SnapshotBuilder, hostname_of, is_in_subset};
 use crate::load_balancing::LoadBalancing;
 use crate::{Endpoint, EndpointSet, EndpointSetId, FilterChain, ServiceNames, ServiceView};
 
@@ -213,10 +213,7 @@ impl SnapshotBuilder {
             .filter_map(|uid| self.workloads.get(uid))
         {
             // Only ready workloads of the subset that serve this port are endpoints.
-            let chosen = workload.ready
-                && subset
-                    .iter()
-                    .all(|(k, v)| workload.labels.get(k) == Some(v));
+            let chosen = workload.ready && is_in_subset(workload, subset);
             let serves = workload
                 .serves
                 .iter()

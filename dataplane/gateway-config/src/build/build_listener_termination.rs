@@ -122,6 +122,7 @@ impl SnapshotBuilder {
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
         let is_relaying = of_port.clone().any(|it| it.relay.is_some());
+        // No listener terminates TLS: either TLS is passed on as it is, or the port is for HTTP or TCP.
         if of_port.clone().all(|it| it.certificates.is_none()) {
             let mut passed = of_port.filter(|it| it.relay == Some(RelayProtocol::TlsPassthrough));
             let passed = passed.next();
@@ -133,6 +134,7 @@ impl SnapshotBuilder {
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
             let tls = match listener.certificates {
+                // A port for TLS may have listeners that terminate it beside those that do not.
                 None => ListenerTls::Passed,
                 Some(_) => {
                     ListenerTls::Terminated(self.listener_terminator(key, listener, &clients))

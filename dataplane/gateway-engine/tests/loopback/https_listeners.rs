@@ -438,6 +438,7 @@ async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
         .await
         .unwrap();
     assert_eq!(presented(&stream), second.der);
+    // From here on, new handshakes get the second certificate, and idle connections are used on.
     let after = sent.load(Ordering::Relaxed);
     beyond(after + 100).await;
     is_over.store(true, Ordering::Relaxed);
