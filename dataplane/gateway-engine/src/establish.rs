@@ -222,8 +222,7 @@ async fn establish_plaintext(
     };
     let entered = match &termination {
         None => ClientTransport::plain(stream),
-        // Boxed, because few connections terminate TLS and the future of the others should stay
-        // small.
+        // Boxed, so that the future of connections without TLS, which are most, stays small.
         Some(view) => {
             match Box::pin(terminate::terminate(worker, stream, view, protocol, permit)).await {
                 Ok(entered) => entered,

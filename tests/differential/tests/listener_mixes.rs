@@ -241,7 +241,10 @@ fn check_port(view: &PortView, protocol: &ListenerProtocol) -> Result<(), TestCa
             (is_right, AppProtocol::Http1)
         }
         ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => {
-            let is_right = termination.is_some_and(PortTermination::is_relaying);
+            let is_right = matches!(
+                termination,
+                Some(PortTermination::Passthrough | PortTermination::Relay(_))
+            );
             (is_right, AppProtocol::Tcp)
         }
         ListenerProtocol::Tcp => (termination.is_none(), AppProtocol::Tcp),
