@@ -74,6 +74,11 @@ pub(crate) struct CorpusFile {
 }
 
 impl Corpus {
+    /// Returns the folder of the module that is read.
+    pub(crate) fn folder(&self) -> &'static str {
+        self.folder
+    }
+
     /// Fetches the corpus, unless Go's cache has it, and reads its YAML files.
     pub(crate) fn read(&self) -> anyhow::Result<CorpusFiles> {
         let module = self.fetch()?;

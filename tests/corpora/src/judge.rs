@@ -122,6 +122,20 @@ impl JudgedDocument {
         self.problem.is_none()
     }
 
+    /// Returns the file and line of the document.
+    pub(crate) fn position(&self) -> String {
+        format!("{}:{}", self.path, self.line)
+    }
+
+    /// Returns what counts against the document; empty if it is loaded.
+    pub(crate) fn problem_text(&self) -> String {
+        match &self.problem {
+            None => String::new(),
+            Some((field, problem)) if field.is_empty() => problem.clone(),
+            Some((field, problem)) => format!("{field}: {problem}"),
+        }
+    }
+
     /// Returns the reason why the document is not loaded, without what is particular to it.
     pub(crate) fn reason(&self) -> Option<String> {
         let (field, problem) = self.problem.as_ref()?;
@@ -131,11 +145,10 @@ impl JudgedDocument {
 
 impl fmt::Display for JudgedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}: ", self.path, self.line, self.kind)?;
-        match &self.problem {
-            None => f.write_str("loaded"),
-            Some((field, problem)) if field.is_empty() => f.write_str(problem),
-            Some((field, problem)) => write!(f, "{field}: {problem}"),
+        write!(f, "{}: {}: ", self.position(), self.kind)?;
+        match self.is_loaded() {
+            true => f.write_str("loaded"),
+            false => f.write_str(&self.problem_text()),
         }
     }
 }

@@ -7,16 +7,20 @@
 mod corpus;
 mod judge;
 mod outcome;
+mod policy_document;
 mod suite_objects;
 mod surroundings;
 mod tally;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 
 use crate::corpus::{CORPORA, Corpus};
 use crate::judge::JudgedDocument;
+use crate::policy_document::PolicyDocument;
 use crate::surroundings::Surroundings;
 use crate::tally::Tally;
 
@@ -40,10 +44,31 @@ struct Flags {
     /// loaded
     #[arg(long, value_name = "N", default_value_t = 10)]
     reasons: usize,
+    /// Write the documents of policy that are not loaded, with the specification's reasons, to this
+    /// page
+    #[arg(long, value_name = "FILE")]
+    write_policy: Option<PathBuf>,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    let flags = Flags::parse();
+/// Exit code of a run of which a corpus has too few loaded documents.
+const BAR_MISSED: u8 = 1;
+/// Exit code of a run that could not count.
+const NOT_COUNTED: u8 = 2;
+
+fn main() -> ExitCode {
+    match run(&Flags::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(BAR_MISSED),
+        Err(problem) => {
+            eprintln!("canal-corpora: {problem:#}");
+            ExitCode::from(NOT_COUNTED)
+        }
+    }
+}
+
+/// Counts, and returns whether enough documents of every corpus are loaded.
+fn run(flags: &Flags) -> anyhow::Result<bool> {
+    let mut page = PolicyDocument::default();
     let is_chosen =
         |corpus: &&Corpus| flags.corpus.is_empty() || flags.corpus.iter().any(|n| n == corpus.name);
     for corpus in CORPORA.iter().filter(is_chosen) {
@@ -68,6 +93,10 @@ fn main() -> anyhow::Result<ExitCode> {
         {
             println!("  {document}");
         }
+        println!("{}", page.add(corpus, &documents));
     }
-    Ok(ExitCode::SUCCESS)
+    if let Some(path) = &flags.write_policy {
+        std::fs::write(path, page.text()).with_context(|| path.display().to_string())?;
+    }
+    Ok(page.is_bar_held())
 }
