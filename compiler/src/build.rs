@@ -91,6 +91,7 @@ fn ingress(
             ListenerIr {
                 listener: placed.listener.clone(),
                 virtual_hosts,
+                closed_routes: ingress.listeners.closed_routes(&gateway.service, at),
             }
         });
         GatewayIr {

@@ -86,11 +86,12 @@ macro_rules! name_type {
             /// # Errors
             /// Fails with [`IdError::Name`] if the text is too long or is not an RFC 1123 name.
             pub fn new(s: &str) -> Result<Self, IdError> {
-                let ok = if $dots { s.len() <= $max && s.split('.').all(|l| is_label(l, 63)) } else { is_label(s, $max) };
+                // As in Kubernetes, the parts of a subdomain have no limit of their own.
+                let ok = if $dots { s.len() <= $max && s.split('.').all(|l| is_label(l, $max)) } else { is_label(s, $max) };
                 if ok {
                     Ok(Self(s.into()))
                 } else {
-                    Err(IdError::Name { what: $what, value: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts of at most 63 joined by '.'" } else { "" } })
+                    Err(IdError::Name { what: $what, value: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
                 }
             }
             /// Returns the name as text.

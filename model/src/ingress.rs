@@ -173,6 +173,8 @@ pub enum ListenerFaultReason {
     /// No reference leads to usable certificates of authorities, by which clients are validated.
     InvalidCaCertificateRef,
     InvalidCaCertificateKind,
+    /// A ConfigMap of authorities in another namespace, which no ReferenceGrant allows.
+    CaRefNotPermitted,
 }
 
 impl ListenerFaultReason {
@@ -188,7 +190,7 @@ impl ListenerFaultReason {
             Self::HostnameConflict => "HostnameConflict",
             Self::InvalidRouteKinds => "InvalidRouteKinds",
             Self::InvalidCertificateRef => "InvalidCertificateRef",
-            Self::RefNotPermitted => "RefNotPermitted",
+            Self::RefNotPermitted | Self::CaRefNotPermitted => "RefNotPermitted",
             Self::InvalidCaCertificateRef => "InvalidCACertificateRef",
             Self::InvalidCaCertificateKind => "InvalidCACertificateKind",
         }

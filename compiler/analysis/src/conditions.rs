@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use canal_ir::ir::Ir;
 use canal_model::diagnostic::Diagnostic;
+use canal_model::policy::gateway_api::ParentRef;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 /// One condition of an object, of a listener or of a route at a parent.
@@ -60,6 +61,8 @@ pub struct ListenerConditions {
 /// The status of a route at one of its parents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentConditions {
+    /// Index of the parent in the route's `spec.parentRefs`.
+    pub index: usize,
     /// Kind, namespace and name of the parent, with the section and port that the route names.
     pub parent: String,
     pub conditions: Vec<StatusCondition>,
@@ -70,6 +73,8 @@ pub struct ParentConditions {
 pub struct ObjectConditions {
     pub object: ObjectKey,
     pub conditions: Vec<StatusCondition>,
+    /// Number of accepted ListenerSets of a Gateway; 0 for any other object.
+    pub attached_listener_sets: usize,
     pub listeners: Vec<ListenerConditions>,
     pub parents: Vec<ParentConditions>,
 }
@@ -96,30 +101,58 @@ pub fn conditions(
             Object::GatewayClass(_) => gateways::of_class(key, &of_object),
             Object::Gateway(gateway) => gateways::of_gateway(key, gateway, ir, &of_object),
             Object::ListenerSet(set) => gateways::of_listener_set(key, set, ir, &of_object),
-            Object::HttpRoute(route) => {
-                let rules = route.spec.rules.len();
-                Some(routes::of_route(
-                    key,
-                    &route.spec.parent_refs,
-                    rules,
-                    &of_object,
-                ))
+            object => {
+                let (parents, rules) = parents_and_rules(object)?;
+                Some(routes::of_route(key, parents, rules, &of_object))
             }
-            Object::GrpcRoute(route) => {
-                let rules = route.spec.rules.len();
-                Some(routes::of_route(
-                    key,
-                    &route.spec.parent_refs,
-                    rules,
-                    &of_object,
-                ))
-            }
-            _ => None,
         }
     });
     let mut all: Vec<ObjectConditions> = of_documents.collect();
+    count_listener_sets(documents, &mut all);
     all.sort_by(|a, b| a.object.cmp(&b.object));
     all
+}
+
+/// Sets the number of accepted ListenerSets of each Gateway.
+fn count_listener_sets(documents: &[Arc<Document>], all: &mut [ObjectConditions]) {
+    let mut gateways: BTreeMap<ObjectKey, ObjectKey> = BTreeMap::new();
+    for document in documents {
+        if let Object::ListenerSet(set) = &document.object {
+            let key = document.object.key();
+            let parent = &set.spec.parent_ref;
+            let gateway = ObjectKey {
+                kind: ObjectKind::Gateway,
+                namespace: parent.namespace.clone().unwrap_or(key.namespace.clone()),
+                name: parent.name.clone(),
+            };
+            gateways.insert(key, gateway);
+        }
+    }
+    let mut attached: BTreeMap<&ObjectKey, usize> = BTreeMap::new();
+    for object in &*all {
+        let mut conditions = object.conditions.iter();
+        if let Some(gateway) = gateways.get(&object.object)
+            && conditions.any(|it| it.kind == "Accepted" && it.is_true)
+        {
+            *attached.entry(gateway).or_default() += 1;
+        }
+    }
+    for object in all {
+        object.attached_listener_sets = attached.get(&object.object).copied().unwrap_or_default();
+    }
+}
+
+/// Returns the parents and the number of rules of a route that attaches to listeners; `None` for any
+/// other object.
+fn parents_and_rules(object: &Object) -> Option<(&[ParentRef], usize)> {
+    let (parents, rules) = match object {
+        Object::HttpRoute(it) => (&it.spec.parent_refs, it.spec.rules.len()),
+        Object::GrpcRoute(it) => (&it.spec.parent_refs, it.spec.rules.len()),
+        Object::TlsRoute(it) => (&it.spec.parent_refs, it.spec.rules.len()),
+        Object::TcpRoute(it) => (&it.spec.parent_refs, it.spec.rules.len()),
+        _ => return None,
+    };
+    Some((parents, rules))
 }
 
 /// What is reported of one object.
@@ -151,6 +184,9 @@ impl fmt::Display for ObjectConditions {
         writeln!(f, "{}", self.object)?;
         for condition in &self.conditions {
             writeln!(f, "  {condition}")?;
+        }
+        if self.attached_listener_sets > 0 {
+            writeln!(f, "  attachedListenerSets={}", self.attached_listener_sets)?;
         }
         for listener in &self.listeners {
             let kinds = listener.supported_kinds.iter().map(|kind| kind.as_str());

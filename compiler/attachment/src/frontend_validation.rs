@@ -205,7 +205,12 @@ impl<'a> AuthorityIndex<'a> {
             });
             if let Err(found) = found {
                 report.reference(format!("{refs}[{at}]"), &found);
-                first_fault.get_or_insert((found.reason, found.problem));
+                // A listener without authorities is not accepted; one without certificates is.
+                let reason = match found.reason {
+                    ListenerFaultReason::RefNotPermitted => ListenerFaultReason::CaRefNotPermitted,
+                    other => other,
+                };
+                first_fault.get_or_insert((reason, found.problem));
             }
         }
         match first_fault {

@@ -35,8 +35,8 @@ pub use listeners::{
     LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners,
 };
 pub use routes::{
-    ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,
-    is_listener_parent,
+    ATTACHED_HOSTS_PER_ROUTE_MAX, AttachedRoute, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX,
+    RouteParents, is_listener_parent,
 };
 pub use servers::resolve;
 

@@ -77,6 +77,9 @@ pub struct TenantListeners {
     pub(crate) namespaces: NamespaceLabels,
     /// Comparisons that attaching further routes may take.
     pub(crate) comparisons_left: usize,
+    /// Number of routes of each closed listener that would be on it if it were open. Gateway API counts
+    /// them as attached.
+    pub(crate) closed_routes: BTreeMap<(ServiceKey, usize), usize>,
     /// Hosts of the routes on each listener of each Gateway, if there are routes of both kinds.
     pub(crate) kind_hosts: Option<BTreeMap<ServiceKey, BTreeMap<usize, KindHosts>>>,
 }
@@ -90,6 +93,7 @@ impl Default for TenantListeners {
             own_classes: BTreeSet::new(),
             namespaces: NamespaceLabels::default(),
             comparisons_left: COMPARISONS_PER_TENANT_MAX,
+            closed_routes: BTreeMap::new(),
             kind_hosts: None,
         }
     }
@@ -192,6 +196,12 @@ impl TenantListeners {
     pub fn of_istio(&self, namespace: &Namespace, name: &ObjectName) -> Option<&GatewayListeners> {
         let key = (namespace.clone(), name.clone());
         self.istio_gateways.get(&key)?.as_ref()
+    }
+
+    /// Returns the number of routes that would be on a closed listener if it were open.
+    pub fn closed_routes(&self, gateway: &ServiceKey, listener: usize) -> usize {
+        let key = (gateway.clone(), listener);
+        self.closed_routes.get(&key).copied().unwrap_or_default()
     }
 
     /// Iterates over the Gateways that are Canal's: those of Gateway API by namespace and name, then
@@ -869,30 +879,44 @@ fn add_set(
     Some(key)
 }
 
-/// Closes listeners that are not distinct: all of those at `first` and behind it that have a
-/// conflict with each other, as they are of one object; and those that have one with a listener in
-/// front of `first`, which comes from an object with precedence.
+/// Closes listeners that are not distinct: those at `first` and behind it that have a conflict with a
+/// listener in front of `first`, which comes from an object with precedence; and all of the others
+/// that have one with each other, as they are of one object. A listener that is closed for that takes
+/// nothing from those behind it.
 fn close_conflicts(
     listeners: &mut [PlacedListener],
     first: usize,
     report: &mut DocumentReport<'_>,
 ) {
-    let conflicts: Vec<_> = (first..listeners.len())
-        .filter_map(|at| {
-            let own = &listeners[at];
-            let others = listeners
-                .iter()
-                .enumerate()
-                .filter(|(other, _)| *other != at);
-            let found = others
-                // A Gateway's own listeners keep their places against those of its sets.
-                .filter_map(|(_, other)| conflict(own, other).map(|reason| (reason, other)))
-                .next()?;
-            Some((at, found.0, found.1.listener.name.clone()))
-        })
+    let (before, own) = listeners.split_at(first);
+    let between = |own: &PlacedListener, other: &PlacedListener| {
+        conflict(own, other).map(|reason| (reason, other.listener.name.clone()))
+    };
+    let mut conflicts: BTreeMap<usize, (ListenerFaultReason, String)> = BTreeMap::new();
+    for (at, listener) in own.iter().enumerate() {
+        let mut others = before.iter().filter(|it| !is_conflicted(it));
+        if let Some(found) = others.find_map(|other| between(listener, other)) {
+            conflicts.insert(at, found);
+        }
+    }
+    let left: Vec<(usize, &PlacedListener)> = own
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !conflicts.contains_key(at))
         .collect();
-    for (at, reason, other) in conflicts {
-        let own = &mut listeners[at];
+    for (at, listener) in own.iter().enumerate() {
+        // Listeners of one name are ambiguous whatever else closes them.
+        let of_name = own.iter().enumerate();
+        let of_name = of_name.filter(|(_, it)| it.listener.name == listener.listener.name);
+        let is_left = !conflicts.contains_key(&at);
+        let others = left.iter().copied().filter(|_| is_left).chain(of_name);
+        let mut others = others.filter(|(other, _)| *other != at);
+        if let Some(found) = others.find_map(|(_, other)| between(listener, other)) {
+            conflicts.entry(at).or_insert(found);
+        }
+    }
+    for (at, (reason, other)) in conflicts {
+        let own = &mut listeners[first + at];
         let port = own.listener.port;
         let problem = match reason {
             ListenerFaultReason::ProtocolConflict => {
@@ -903,11 +927,18 @@ fn close_conflicts(
             }
             _ => format!("listener {other} has the same name"),
         };
-        let field = format!("spec.listeners[{}]", at - first);
+        let field = format!("spec.listeners[{at}]");
         let fix = "give the listeners different names, and different ports or hostnames";
         report.error(Code::ListenerConflict, field, problem.clone(), fix);
         own.listener.closed.get_or_insert(fault(reason, problem));
     }
+}
+
+/// Returns whether a listener is closed because of a conflict with another one.
+fn is_conflicted(listener: &PlacedListener) -> bool {
+    use ListenerFaultReason::{HostnameConflict, ProtocolConflict};
+    let closed = listener.listener.closed.as_ref();
+    closed.is_some_and(|fault| matches!(fault.reason, HostnameConflict | ProtocolConflict))
 }
 
 /// Returns why two listeners of a Gateway are not distinct, if they are not.

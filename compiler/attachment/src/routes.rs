@@ -51,13 +51,21 @@ pub struct Attachment {
     pub parent: usize,
 }
 
+/// A route on all its listeners.
+#[derive(Debug, Default)]
+pub struct AttachedRoute {
+    pub attachments: Vec<Attachment>,
+    /// Gateways with a closed listener on which the route would be if it were open.
+    pub closed_gateways: BTreeSet<ServiceKey>,
+}
+
 impl TenantListeners {
     /// Attaches a route to listeners. Only parents that have listeners count.
     pub fn attach(
         &mut self,
         route: &RouteParents<'_>,
         sink: &mut dyn FnMut(Diagnostic),
-    ) -> Vec<Attachment> {
+    ) -> AttachedRoute {
         let document = route.document;
         let mut report = DocumentReport { document, sink };
         // The compiler reports hosts that are broken.
@@ -70,6 +78,7 @@ impl TenantListeners {
             route,
             hosts,
             attached: BTreeSet::new(),
+            on_closed: BTreeSet::new(),
             attachments: Vec::new(),
             hosts_left: ATTACHED_HOSTS_PER_ROUTE_MAX,
             comparisons_left: self.comparisons_left,
@@ -111,11 +120,24 @@ impl TenantListeners {
             attachments,
             comparisons_left,
             kind_hosts,
+            on_closed,
             ..
         } = found;
+        let on_closed: Vec<(ServiceKey, usize)> = on_closed
+            .into_iter()
+            .map(|(gateway, listener)| (gateway.clone(), listener))
+            .collect();
+        let closed_gateways = on_closed.iter().map(|(gateway, _)| gateway.clone());
+        let attached = AttachedRoute {
+            attachments,
+            closed_gateways: closed_gateways.collect(),
+        };
+        for key in on_closed {
+            *self.closed_routes.entry(key).or_default() += 1;
+        }
         self.comparisons_left = comparisons_left;
         self.kind_hosts = kind_hosts;
-        attachments
+        attached
     }
 
     /// Attaches a route to the listeners of one parent.
@@ -162,6 +184,7 @@ impl TenantListeners {
         }
         // One open listener is enough: a closed one has its own diagnostic.
         let is_open = |listener: &PlacedListener| listener.listener.closed.is_none();
+        found.count_on_closed(gateway, &allowing)?;
         if !allowing.iter().any(|(_, listener)| is_open(listener)) {
             let problem = allowing
                 .iter()
@@ -257,6 +280,8 @@ struct RouteAttachments<'a> {
     hosts: BTreeSet<HostMatch>,
     /// Listeners to which the route is attached; two parents may name one listener.
     attached: BTreeSet<(&'a ServiceKey, usize)>,
+    /// Closed listeners to which the route would be attached if they were open.
+    on_closed: BTreeSet<(&'a ServiceKey, usize)>,
     attachments: Vec<Attachment>,
     hosts_left: usize,
     comparisons_left: usize,
@@ -286,6 +311,37 @@ impl<'a> RouteAttachments<'a> {
         }
     }
 
+    /// Returns the hosts of the route that overlap a listener's.
+    fn shared_hosts(
+        &mut self,
+        placed: &PlacedListener,
+    ) -> Result<Vec<Option<HostMatch>>, AttachStop> {
+        if self.route.hostnames.is_empty() {
+            // A route without hostnames has all hosts of the listener.
+            return Ok(vec![None]);
+        }
+        self.charge(self.hosts.len())?;
+        let own = placed.listener.host.as_ref();
+        let shared = self.hosts.iter();
+        let shared = shared.filter(|host| hostname::overlap(own, Some(host)));
+        Ok(shared.cloned().map(Some).collect())
+    }
+
+    /// Counts the route on the closed ones of the listeners that allow it.
+    fn count_on_closed(
+        &mut self,
+        gateway: &'a GatewayListeners,
+        allowing: &[(usize, &PlacedListener)],
+    ) -> Result<(), AttachStop> {
+        let is_closed = |(_, it): &&(usize, &PlacedListener)| it.listener.closed.is_some();
+        for (at, listener) in allowing.iter().filter(is_closed) {
+            if !self.shared_hosts(listener)?.is_empty() {
+                self.on_closed.insert((&gateway.service, *at));
+            }
+        }
+        Ok(())
+    }
+
     /// Attaches the route to a listener that allows it.
     fn add(
         &mut self,
@@ -298,16 +354,7 @@ impl<'a> RouteAttachments<'a> {
         if self.attached.contains(&(&gateway.service, listener)) {
             return Ok(AddResult::Added);
         }
-        let own = placed.listener.host.as_ref();
-        let hosts: Vec<Option<HostMatch>> = if self.route.hostnames.is_empty() {
-            // A route without hostnames has all hosts of the listener.
-            vec![None]
-        } else {
-            self.charge(self.hosts.len())?;
-            let shared = self.hosts.iter();
-            let shared = shared.filter(|host| hostname::overlap(own, Some(host)));
-            shared.cloned().map(Some).collect()
-        };
+        let hosts = self.shared_hosts(placed)?;
         if hosts.is_empty() {
             return Ok(AddResult::NoHost);
         }

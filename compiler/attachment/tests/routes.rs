@@ -37,7 +37,7 @@ fn attached_of(kind: &str, gateways: &str, spec: &str) -> (Vec<String>, Vec<Stri
         parents,
         hostnames,
     };
-    let attachments = all.attach(&parents, &mut |it| found.push(it));
+    let attachments = all.attach(&parents, &mut |it| found.push(it)).attachments;
     let listeners: Vec<_> = all.gateways().collect();
     let text = |attachment: &canal_attachment::Attachment| {
         let gateway = listeners
@@ -263,7 +263,10 @@ fn comparisons_beyond_the_limit_of_the_tenant_are_not_made() {
     let within = COMPARISONS_PER_TENANT_MAX / (listeners * (256 + 2));
     let mut found = Vec::new();
     for _ in 0..within + 2 {
-        assert_eq!(all.attach(&parents, &mut |it| found.push(it)), []);
+        assert_eq!(
+            all.attach(&parents, &mut |it| found.push(it)).attachments,
+            []
+        );
     }
     let texts = texts(&found);
     let are_refused: Vec<bool> = texts.iter().map(|it| it.contains("comparisons")).collect();

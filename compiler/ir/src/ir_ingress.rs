@@ -44,6 +44,9 @@ pub struct ListenerIr {
     pub listener: Listener,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
+    /// Number of routes of a closed listener that would be on it if it were open. It is for the
+    /// listener's status only.
+    pub closed_routes: usize,
 }
 
 impl GatewayIr {
@@ -162,6 +165,7 @@ impl fmt::Display for GatewayIr {
         for ListenerIr {
             listener,
             virtual_hosts,
+            ..
         } in &self.listeners
         {
             let host = text::host(listener.host.as_ref());

@@ -72,8 +72,13 @@ pub(crate) fn resolve(
     of_services.extend(declared.iter().map(|route| parents(route, to, report)));
     yield_to_grpc(declared, &mut of_services, to, report);
     for (route, mut parents) in declared.iter().zip(of_services) {
-        let gateways = ingress.attach(route, budget, report);
-        let mut regexes = regex_budget(&parents, gateways.keys(), &left);
+        let (gateways, mut closed) = ingress.attach(route, budget, report);
+        // What is wrong with the rules of a route that applies nowhere is reported only if closed
+        // listeners are the reason.
+        if !(parents.is_empty() && gateways.is_empty()) {
+            closed.clear();
+        }
+        let mut regexes = regex_budget(&parents, gateways.keys().chain(&closed), &left);
         let before = regexes.bytes_left;
         parents.extend(gateways.into_iter().map(|(service, fault)| {
             let parent = Parent {
@@ -84,7 +89,7 @@ pub(crate) fn resolve(
         }));
         // Services with a broken route too: a VirtualService must not replace its refusal.
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
-        if parents.is_empty() {
+        if parents.is_empty() && closed.is_empty() {
             continue;
         }
         attach(route, &parents, to, &mut regexes, report, &mut |rule| {

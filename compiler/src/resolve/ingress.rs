@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::{
-    Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
+    AttachedRoute, Attachment, ListenerObjects, RouteParents, TenantListeners, Written,
+    is_listener_parent,
 };
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceId, ServiceKey};
@@ -217,13 +218,14 @@ impl Ingress {
     }
 
     /// Attaches a route to the listeners that its parents name. Returns the services that stand for
-    /// their Gateways, each with the reason why the route's rules refuse there, if they do.
+    /// their Gateways, each with the reason why the route's rules refuse there, if they do; and the
+    /// Gateways of which a closed listener would take the route.
     pub(super) fn attach(
         &mut self,
         route: &Sourced<'_, RouteParts<'_>>,
         budget: &mut ResourceBudget,
         report: &mut DiagnosticCollector,
-    ) -> BTreeMap<ServiceKey, Option<String>> {
+    ) -> (BTreeMap<ServiceKey, Option<String>>, BTreeSet<ServiceKey>) {
         let spec = route.object;
         let metadata = spec.metadata;
         let mut gateways = BTreeMap::new();
@@ -231,7 +233,7 @@ impl Ingress {
         if !spec.parent_refs.iter().any(is_listener_parent)
             || spec.hostnames.len() > HOSTS_PER_ROUTE_MAX
         {
-            return gateways;
+            return (gateways, BTreeSet::new());
         }
         let parents = RouteParents {
             document: route.document,
@@ -239,7 +241,10 @@ impl Ingress {
             parents: spec.parent_refs,
             hostnames: spec.hostnames,
         };
-        let attachments = self.listeners.attach(&parents, &mut |it| report.add(it));
+        let AttachedRoute {
+            attachments,
+            closed_gateways,
+        } = self.listeners.attach(&parents, &mut |it| report.add(it));
         let mut faults: BTreeMap<usize, Option<String>> = BTreeMap::new();
         for attachment in attachments {
             let field = format!("spec.parentRefs[{}]", attachment.parent);
@@ -257,7 +262,7 @@ impl Ingress {
             }
             // The tenant's result is discarded, so the rest is not attached.
             if !budget.add_attachment(&attachment.hosts) {
-                return BTreeMap::new();
+                return (BTreeMap::new(), closed_gateways);
             }
             let object = RouteObject {
                 namespace: metadata.namespace.clone(),
@@ -266,6 +271,6 @@ impl Ingress {
             };
             self.attachments.push((object, attachment));
         }
-        gateways
+        (gateways, closed_gateways)
     }
 }

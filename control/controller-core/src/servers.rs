@@ -181,6 +181,7 @@ impl ControllerServices {
                 health: parts.health.clone(),
                 subscribers: parts.subscribers.clone(),
                 observations: parts.observations.clone(),
+                conditions: Arc::default(),
                 fleet: parts.fleet.clone(),
                 trust: parts.trust.clone(),
                 store: parts.store.clone(),

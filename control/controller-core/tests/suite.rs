@@ -3,6 +3,7 @@
 
 mod api;
 mod certificates;
+mod conditions;
 mod files;
 mod fixture;
 mod fleet;

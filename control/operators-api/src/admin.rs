@@ -9,7 +9,7 @@ use canal_catalog::{Catalog, CatalogObject};
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_fleet::{FleetHandle, FleetOverview};
 use canal_model::identity::{Identity, components};
-use canal_model::ids::{IdError, ReplicaName, ServiceKey};
+use canal_model::ids::{IdError, ReplicaName, ServiceKey, TenantName};
 use canal_model::policy::ObjectKind;
 use canal_model::principal::Principal;
 use canal_policy_sources::{
@@ -24,6 +24,7 @@ use canal_wire::api::admin_server::Admin;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 
+use crate::conditions::ConditionsService;
 use crate::observe::{self, ObservationContext, ObservationStream};
 use crate::operator::{OperatorCall, OperatorScope};
 use crate::share_status;
@@ -39,6 +40,7 @@ pub struct AdminService {
     pub health: Arc<SourceHealth>,
     pub subscribers: Arc<Subscribers>,
     pub observations: Arc<ObservationContext>,
+    pub conditions: Arc<ConditionsService>,
     pub fleet: Arc<FleetHandle>,
     pub trust: Arc<TrustAuthorities>,
     pub store: Arc<Store>,
@@ -151,9 +153,7 @@ impl Admin for AdminService {
         let catalog = self.catalog.borrow().clone();
         let view = catalog.tenants.get(&tenant).ok_or_else(|| {
             call.set_outcome("missing");
-            Status::not_found(format!(
-                "there is no tenant {tenant}; fix: name one that `canal status` lists"
-            ))
+            unknown_tenant(&tenant)
         })?;
         let is_wanted = |l: &&CatalogObject| {
             let key = l.document.object.key();
@@ -205,6 +205,23 @@ impl Admin for AdminService {
                 .collect(),
         };
         Ok(Response::new(response))
+    }
+
+    async fn conditions(
+        &self,
+        request: Request<api::ConditionsRequest>,
+    ) -> Result<Response<api::ConditionsResponse>, Status> {
+        let mut call = self.operator("conditions", &request)?;
+        let tenant = call.tenant_of(&request.get_ref().tenant)?;
+        let view = self.catalog.borrow().tenants.get(&tenant).cloned();
+        let view = view.ok_or_else(|| {
+            call.set_outcome("missing");
+            unknown_tenant(&tenant)
+        })?;
+        let overview = self.overview();
+        let found = self.conditions.of_tenant(tenant, view, overview).await;
+        call.set_outcome(if found.is_ok() { "accepted" } else { "refused" });
+        found.map(Response::new)
     }
 
     async fn fleet(
@@ -412,6 +429,12 @@ impl Admin for AdminService {
         })
         .await
     }
+}
+
+fn unknown_tenant(tenant: &TenantName) -> Status {
+    Status::not_found(format!(
+        "there is no tenant {tenant}; fix: name one that `canal status` lists"
+    ))
 }
 
 fn parsed<T: std::str::FromStr<Err = IdError>>(text: &str) -> Result<T, Status> {

@@ -6,6 +6,7 @@
 
 mod admin;
 pub mod admin_server;
+mod conditions;
 mod dump;
 mod observe;
 mod operator;
@@ -14,6 +15,7 @@ mod views;
 
 pub use admin::{AdminService, FILES_MAX};
 pub use admin_server::{ADMIN_CONNECTIONS_MAX, AdminAcceptor, AdminEndpoint, PagesContext};
+pub use conditions::{CONDITIONS_AT_ONCE_MAX, ConditionsService};
 pub use observe::{
     OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX, ObservationContext, ObservationRegistry,
     ObservationService, ObservationStream,

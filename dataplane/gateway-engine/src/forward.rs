@@ -11,6 +11,7 @@ mod faults;
 pub(crate) mod http1;
 pub(crate) mod http2;
 mod mirrors;
+mod version;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -30,7 +31,7 @@ use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
 use canal_model::authorization::Authorizer;
 use canal_model::load_balancing::HashKey;
-use canal_model::program::{AppProtocol, UpstreamPool};
+use canal_model::program::UpstreamPool;
 use canal_model::route_filters::{HeaderModifier, UrlScheme};
 use canal_router::{RoutableRequest, routing_path};
 use h2::client::SendRequest;
@@ -47,6 +48,7 @@ use crate::forward::exchange::{
     DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, ReplayedBody, SuspendedExchange,
     UpstreamSide,
 };
+use crate::forward::version::decide_version;
 use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, PolicyRetry, ReplayConditions};
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
@@ -62,15 +64,6 @@ pub(crate) enum UpstreamTransport {
 /// Returns the gateway's value of `x-forwarded-proto`; `None` if the client's own value is used.
 fn own_proto(worker: &Worker, session: &ClientSession) -> Option<&'static str> {
     (!worker.shared.config.forwarded.keeps_proto).then(|| session.scheme())
-}
-
-/// Decides the HTTP version towards the endpoint.
-fn decide_version(protocol: AppProtocol, client: ClientProtocol) -> ClientProtocol {
-    match (protocol, client) {
-        (AppProtocol::Http2 | AppProtocol::Grpc, _)
-        | (AppProtocol::Detect | AppProtocol::Tcp, ClientProtocol::Http2) => ClientProtocol::Http2,
-        _ => ClientProtocol::Http11,
-    }
 }
 
 /// True if the request's connection must belong to its client alone: the service requires it, or
@@ -380,9 +373,8 @@ impl RequestState {
         selected: &SelectedEndpoint,
         opens_connection: bool,
     ) -> Result<UpstreamTransport, ProxyError> {
-        if decide_version(routed.view.set.protocol, self.info.client_protocol)
-            == ClientProtocol::Http2
-        {
+        let version = decide_version(routed.view.set.protocol, &self.info, self.session.tls);
+        if version == ClientProtocol::Http2 {
             let metadata = self.tunnel_metadata(routed, selected);
             let (place, send) =
                 Box::pin(upstream::acquire_stream(&self.worker, selected, metadata)).await?;

@@ -1,108 +1,122 @@
-//! The conditions of a tenant's objects of Gateway API, computed from the objects that a controller
-//! has. It compiles them again here, so it shows what the compiler decides and not what data planes
-//! run. Start at [`fetch`].
+//! The conditions of a tenant's objects of Gateway API, as the controller computes them. They show
+//! what the compiler decides and not what data planes run. The addresses of Gateways are those of
+//! the plan in force. Start at [`fetch`].
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use canal_analysis::conditions::{ObjectConditions, StatusCondition, conditions};
-use canal_compiler::{CompileInput, build_ir};
-use canal_model::ids::TenantName;
-use canal_wire::api::GetRequest;
+use canal_wire::api::{Condition, ConditionsRequest, ConditionsResponse, ObjectStatus};
 use serde_json::{Value, json};
 
 use crate::admin::{self, Admin};
-use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::exit::VerbResult;
 use crate::tenant::{self, TenantArgs};
-use crate::verbs::compile::ids;
 
-/// Fetches the objects of a tenant and returns their conditions.
+/// Requests the conditions of a tenant's objects.
 pub(crate) async fn fetch(
     admin: &mut Admin,
     tenant: &TenantArgs,
-) -> VerbResult<Vec<ObjectConditions>> {
-    let name = tenant::decide(tenant, admin).await?;
-    let request = GetRequest {
-        tenant: name.clone(),
-        ..GetRequest::default()
-    };
-    let answer = admin
-        .get(request)
-        .await
+) -> VerbResult<ConditionsResponse> {
+    let tenant = tenant::decide(tenant, admin).await?;
+    let answer = admin.conditions(ConditionsRequest { tenant }).await;
+    Ok(answer
         .map_err(|status| admin::refused(&status))?
-        .into_inner();
-    let tenant = TenantName::new(&name).map_err(|problem| {
-        VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), "")
-    })?;
-    let texts = answer.objects.iter();
-    let texts = texts.map(|object| (object.origin.as_str(), object.yaml.as_str()));
-    compile(&tenant, texts)
-}
-
-/// Compiles the texts of objects, and returns their conditions.
-fn compile<'a>(
-    tenant: &TenantName,
-    texts: impl Iterator<Item = (&'a str, &'a str)>,
-) -> VerbResult<Vec<ObjectConditions>> {
-    let mut documents = Vec::new();
-    for (file, text) in texts {
-        let parsed = canal_sources::parse(file, text);
-        documents.extend(parsed.documents.into_iter().map(Arc::new));
-    }
-    let service_ids = ids(tenant, &documents, &mut 1)?;
-    let (ir, diagnostics) = build_ir(&CompileInput {
-        tenant,
-        documents: &documents,
-        service_ids: &service_ids,
-        jwks: &BTreeMap::new(),
-    });
-    let Some(ir) = ir else {
-        return Err(VerbError::failed(
-            format!("tenant {tenant}"),
-            "has no valid Tenant object, so it is not served",
-            "fix it first",
-        ));
-    };
-    Ok(conditions(&documents, &ir, &diagnostics))
+        .into_inner())
 }
 
 /// Returns the lines for people.
-pub(crate) fn lines(all: &[ObjectConditions]) -> Vec<String> {
-    let lines = all.iter().flat_map(|object| {
-        let text = object.to_string();
-        text.lines().map(str::to_owned).collect::<Vec<_>>()
-    });
-    lines.collect()
+pub(crate) fn lines(all: &ConditionsResponse) -> Vec<String> {
+    all.objects.iter().flat_map(lines_of).collect()
+}
+
+fn lines_of(object: &ObjectStatus) -> Vec<String> {
+    let ObjectStatus {
+        kind,
+        namespace,
+        name,
+        ..
+    } = object;
+    let mut lines = vec![format!("{kind} {namespace}/{name}")];
+    if !object.addresses.is_empty() {
+        lines.push(format!("  addresses: {}", object.addresses.join(", ")));
+    }
+    let add = |lines: &mut Vec<String>, indent: &str, conditions: &[Condition]| {
+        lines.extend(
+            conditions
+                .iter()
+                .map(|it| format!("{indent}{}", text_of(it))),
+        );
+    };
+    add(&mut lines, "  ", &object.conditions);
+    if object.attached_listener_sets > 0 {
+        lines.push(format!(
+            "  attachedListenerSets={}",
+            object.attached_listener_sets
+        ));
+    }
+    for listener in &object.listeners {
+        lines.push(format!(
+            "  listener {}: attachedRoutes={} supportedKinds={}",
+            listener.name,
+            listener.attached_routes,
+            listener.supported_kinds.join(",")
+        ));
+        add(&mut lines, "    ", &listener.conditions);
+    }
+    for parent in &object.parents {
+        lines.push(format!("  parent {}:", parent.parent));
+        add(&mut lines, "    ", &parent.conditions);
+    }
+    lines
+}
+
+/// Returns a condition as `Accepted=False (Invalid: no listener is open)`.
+fn text_of(condition: &Condition) -> String {
+    let Condition {
+        r#type,
+        reason,
+        message,
+        ..
+    } = condition;
+    let status = status_of(condition);
+    match message.as_str() {
+        "" => format!("{type}={status} ({reason})"),
+        message => format!("{type}={status} ({reason}: {message})"),
+    }
+}
+
+fn status_of(condition: &Condition) -> &'static str {
+    if condition.is_true { "True" } else { "False" }
 }
 
 /// Returns the conditions in the form of the `status` of Gateway API's objects.
-pub(crate) fn value(all: &[ObjectConditions]) -> Value {
-    let list = |conditions: &[StatusCondition]| -> Vec<Value> {
+pub(crate) fn value(all: &ConditionsResponse) -> Value {
+    let list = |conditions: &[Condition]| -> Vec<Value> {
         let conditions = conditions.iter();
         conditions
             .map(|it| {
-                let status = if it.is_true { "True" } else { "False" };
-                json!({ "type": it.kind, "status": status, "reason": it.reason, "message": it.message })
+                json!({ "type": it.r#type, "status": status_of(it), "reason": it.reason, "message": it.message })
             })
             .collect()
     };
-    let objects = all.iter().map(|object| {
+    let objects = all.objects.iter().map(|object| {
         let listeners = object.listeners.iter().map(|listener| {
-            let kinds = listener.supported_kinds.iter().map(|kind| kind.as_str());
             json!({
                 "name": listener.name,
                 "attachedRoutes": listener.attached_routes,
-                "supportedKinds": kinds.collect::<Vec<_>>(),
+                "supportedKinds": listener.supported_kinds,
                 "conditions": list(&listener.conditions),
             })
         });
-        let parents = object.parents.iter();
-        let parents = parents.map(
-            |parent| json!({ "parent": parent.parent, "conditions": list(&parent.conditions) }),
-        );
+        let parents = object.parents.iter().map(|parent| {
+            let conditions = list(&parent.conditions);
+            json!({ "index": parent.index, "parent": parent.parent, "conditions": conditions })
+        });
         json!({
-            "object": object.object.to_string(),
+            "object": format!("{} {}/{}", object.kind, object.namespace, object.name),
+            "kind": object.kind,
+            "namespace": object.namespace,
+            "name": object.name,
             "conditions": list(&object.conditions),
+            "addresses": object.addresses,
+            "attachedListenerSets": object.attached_listener_sets,
             "listeners": listeners.collect::<Vec<_>>(),
             "parents": parents.collect::<Vec<_>>(),
         })
@@ -112,21 +126,40 @@ pub(crate) fn value(all: &[ObjectConditions]) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use canal_wire::api::ParentStatus;
+
     use super::*;
 
     #[test]
     fn a_route_shows_its_status_at_each_parent() {
-        let tenant = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: demo}\n\
-            spec: {vni: 100, trustDomain: demo.example, podCidrs: [10.1.0.0/16]}\n";
-        let route = "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
-            metadata: {name: web, namespace: shop}\n\
-            spec: {parentRefs: [{name: edge}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n";
-        let name = TenantName::new("demo").unwrap();
-        let found = compile(&name, [("t.yaml", tenant), ("r.yaml", route)].into_iter()).unwrap();
+        let condition = Condition {
+            r#type: "Accepted".to_owned(),
+            is_true: false,
+            reason: "NoMatchingParent".to_owned(),
+            message: "there is no Gateway shop/edge".to_owned(),
+        };
+        let route = ObjectStatus {
+            kind: "HTTPRoute".to_owned(),
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            parents: vec![ParentStatus {
+                index: 0,
+                parent: "Gateway shop/edge".to_owned(),
+                conditions: vec![condition],
+            }],
+            ..ObjectStatus::default()
+        };
+        let found = ConditionsResponse {
+            objects: vec![route],
+        };
         let text = lines(&found).join("\n");
         assert!(text.contains("parent Gateway shop/edge:"), "{text}");
-        assert!(text.contains("Accepted=False (NoMatchingParent"), "{text}");
-        let conditions = &value(&found)[0]["parents"][0]["conditions"];
-        assert_eq!(conditions[0]["reason"], "NoMatchingParent");
+        assert!(
+            text.contains("Accepted=False (NoMatchingParent: there is no Gateway shop/edge)"),
+            "{text}"
+        );
+        let shown = &value(&found)[0]["parents"][0];
+        assert_eq!(shown["conditions"][0]["reason"], "NoMatchingParent");
+        assert_eq!(shown["index"], 0);
     }
 }

@@ -67,6 +67,7 @@ pub(super) fn of_class(
     Some(ObjectConditions {
         object,
         conditions: vec![accepted],
+        attached_listener_sets: 0,
         listeners: Vec::new(),
         parents: Vec::new(),
     })
@@ -86,7 +87,7 @@ pub(super) fn of_gateway(
     // Names of listeners of ListenerSets have slashes.
     let of_gateway = own.iter().filter(|it| !it.listener.name.contains('/'));
     let listeners = of_listeners(&gateway.spec.listeners, of_gateway, found);
-    let accepted = accepted(&listeners, found);
+    let accepted = accepted(&listeners, "Accepted", found);
     let has_id = compiled.is_some_and(|it| it.id.is_some());
     let is_accepted = accepted.is_true;
     let programmed = match (is_accepted && is_any_open(&listeners), has_id) {
@@ -99,9 +100,18 @@ pub(super) fn of_gateway(
         }
         (false, _) => StatusCondition::negative("Programmed", "Invalid", "no listener is open"),
     };
+    let mut conditions = vec![accepted, programmed];
+    let mut own = found.own.iter();
+    if let Some(insecure) = own.find(|it| it.code == Code::InsecureClientValidation) {
+        conditions.push(StatusCondition {
+            message: insecure.problem.clone(),
+            ..StatusCondition::positive("InsecureFrontendValidationMode", "ConfigurationChanged")
+        });
+    }
     Some(ObjectConditions {
         object,
-        conditions: vec![accepted, programmed],
+        conditions,
+        attached_listener_sets: 0,
         listeners,
         parents: Vec::new(),
     })
@@ -125,14 +135,19 @@ pub(super) fn of_listener_set(
         .iter()
         .filter(|it| it.listener.name.starts_with(&prefix));
     let listeners = of_listeners(&set.spec.listeners, own, found);
-    let accepted = accepted(&listeners, found);
-    let programmed = match accepted.is_true && is_any_open(&listeners) {
-        true => StatusCondition::positive("Programmed", "Programmed"),
-        false => StatusCondition::negative("Programmed", "Invalid", "no listener is open"),
+    let accepted = accepted(&listeners, "Programmed", found);
+    let programmed = match (accepted.is_true, is_any_open(&listeners)) {
+        (true, true) => StatusCondition::positive("Programmed", "Programmed"),
+        (true, false) => StatusCondition::negative("Programmed", "Invalid", "no listener is open"),
+        (false, _) => StatusCondition {
+            kind: "Programmed",
+            ..accepted.clone()
+        },
     };
     Some(ObjectConditions {
         object,
         conditions: vec![accepted, programmed],
+        attached_listener_sets: 0,
         listeners,
         parents: Vec::new(),
     })
@@ -151,14 +166,20 @@ fn is_any_open(listeners: &[ListenerConditions]) -> bool {
 }
 
 /// Returns the condition `Accepted` of an object with listeners. An object of which some listeners
-/// are valid is accepted with the reason that others are not.
-fn accepted(listeners: &[ListenerConditions], found: &ObjectDiagnostics<'_>) -> StatusCondition {
+/// are valid is accepted with the reason that others are not. A listener is valid if its condition
+/// `validity` is true: a Gateway counts listeners that wait for what they refer to, and a ListenerSet
+/// does not.
+fn accepted(
+    listeners: &[ListenerConditions],
+    validity: &str,
+    found: &ObjectDiagnostics<'_>,
+) -> StatusCondition {
     if let Some(rejected) = rejection(found) {
         return rejected;
     }
     let is_valid = |listener: &&ListenerConditions| {
         let mut conditions = listener.conditions.iter();
-        conditions.any(|it| it.kind == "Accepted" && it.is_true)
+        conditions.any(|it| it.kind == validity && it.is_true)
     };
     let valid = listeners.iter().filter(is_valid).count();
     let invalid = listeners.iter().find(|it| !is_valid(it));
@@ -198,8 +219,12 @@ fn of_listeners<'a>(
         let protocol = compiled.map(|it| &it.listener.protocol);
         ListenerConditions {
             name: written.name.to_string(),
-            attached_routes: routes.len(),
-            supported_kinds: supported_kinds(written, protocol),
+            attached_routes: routes.len() + compiled.map_or(0, |it| it.closed_routes),
+            // Of a protocol in a mode that Canal does not serve, no route can attach.
+            supported_kinds: match fault.map(|it| it.reason) {
+                Some(ListenerFaultReason::UnsupportedValue) => Vec::new(),
+                _ => supported_kinds(written, protocol),
+            },
             conditions: of_listener(at, fault, found),
         }
     });
@@ -239,24 +264,26 @@ fn of_listener(
     let message = |fault: &ListenerFault| fault.problem.clone();
     // Gateway API reports a fault of references in ResolvedRefs, so the listener stays accepted.
     let accepted = match fault {
+        Some(fault) if is_about_authorities(fault.reason) => {
+            StatusCondition::negative("Accepted", "NoValidCACertificate", message(fault))
+        }
         Some(fault) if !is_about_references(fault.reason) => {
             StatusCondition::negative("Accepted", fault.reason.as_str(), message(fault))
         }
         _ => StatusCondition::positive("Accepted", "Accepted"),
     };
+    let is_conflict = |fault: &ListenerFault| {
+        matches!(
+            fault.reason,
+            Reason::ProtocolConflict | Reason::HostnameConflict
+        )
+    };
     // Unlike the others, this condition is true if something is wrong.
     let conflicted = match fault {
-        Some(fault)
-            if matches!(
-                fault.reason,
-                Reason::ProtocolConflict | Reason::HostnameConflict
-            ) =>
-        {
-            StatusCondition {
-                is_true: true,
-                ..StatusCondition::negative("Conflicted", fault.reason.as_str(), message(fault))
-            }
-        }
+        Some(fault) if is_conflict(fault) => StatusCondition {
+            is_true: true,
+            ..StatusCondition::negative("Conflicted", fault.reason.as_str(), message(fault))
+        },
         _ => StatusCondition::negative("Conflicted", "NoConflicts", ""),
     };
     let field = format!("spec.listeners[{at}]");
@@ -288,6 +315,9 @@ fn of_listener(
         .unwrap_or_else(|| StatusCondition::positive("ResolvedRefs", "ResolvedRefs"));
     let programmed = match fault {
         None => StatusCondition::positive("Programmed", "Programmed"),
+        Some(fault) if is_conflict(fault) => {
+            StatusCondition::negative("Programmed", fault.reason.as_str(), message(fault))
+        }
         Some(fault) => StatusCondition::negative("Programmed", "Invalid", message(fault)),
     };
     vec![accepted, conflicted, resolved, programmed]
@@ -295,10 +325,21 @@ fn of_listener(
 
 /// Returns whether a listener is closed only because of what it refers to.
 fn is_about_references(reason: ListenerFaultReason) -> bool {
+    is_about_authorities(reason)
+        || matches!(
+            reason,
+            ListenerFaultReason::InvalidRouteKinds
+                | ListenerFaultReason::InvalidCertificateRef
+                | ListenerFaultReason::RefNotPermitted
+        )
+}
+
+/// Returns whether a listener is closed because it has no authorities to validate clients with.
+fn is_about_authorities(reason: ListenerFaultReason) -> bool {
     matches!(
         reason,
-        ListenerFaultReason::InvalidRouteKinds
-            | ListenerFaultReason::InvalidCertificateRef
-            | ListenerFaultReason::RefNotPermitted
+        ListenerFaultReason::InvalidCaCertificateRef
+            | ListenerFaultReason::InvalidCaCertificateKind
+            | ListenerFaultReason::CaRefNotPermitted
     )
 }

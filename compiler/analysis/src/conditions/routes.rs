@@ -1,4 +1,4 @@
-//! Conditions of HTTPRoutes and GRPCRoutes at each of their parents.
+//! Conditions of routes at each of their parents.
 
 use std::collections::BTreeSet;
 
@@ -39,6 +39,7 @@ pub(super) fn of_route(
         let mut conditions = vec![accepted, resolved.clone()];
         conditions.extend(validity.partially_invalid());
         Some(ParentConditions {
+            index: at,
             parent: name_of(parent, &object),
             conditions,
         })
@@ -47,6 +48,7 @@ pub(super) fn of_route(
     ObjectConditions {
         object,
         conditions: Vec::new(),
+        attached_listener_sets: 0,
         listeners: Vec::new(),
         parents,
     }

@@ -31,7 +31,8 @@ use http::{HeaderMap, Request, Response};
 use tokio::sync::oneshot;
 
 use super::attempt_limits::{COPIES, RETRY_BODY_BYTES_MAX};
-use super::{HttpDownstream, HttpRequest, decide_mutations, decide_version, is_single};
+use super::version::decide_version;
+use super::{HttpDownstream, HttpRequest, decide_mutations, is_single};
 use crate::authorize::{
     AuthorizationInterrupt, AuthorizationState, AuthorizationStep, DestinationPolicies,
 };
@@ -161,7 +162,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),
         };
         changes.host = shadow.or(changes.host);
-        let version = decide_version(view.set.protocol, self.state.info.client_protocol);
+        let version = decide_version(view.set.protocol, &self.state.info, session.tls);
         let head = self
             .client
             .copy_head(&self.state, routed, version, &changes)
