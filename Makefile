@@ -28,11 +28,13 @@ test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, r
 	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
-test-compat: ## count what Canal can of others' APIs: the documents of Istio's and Gateway API's corpora that it loads (`make test-compat ARGS='--left --kinds'` names the rest), then Gateway API's conformance tests
+test-compat: ## what Canal can of others' APIs (at most 15 minutes): the documents of Istio's and Gateway API's corpora that it loads (`make test-compat ARGS='--left --kinds'` names the rest), then Gateway API's conformance tests; writes docs/compatibility-policy.md and docs/features.md
 	@setup/install compat
 	@RUSTC_WORKSPACE_WRAPPER=clippy-driver $(CARGO) build --workspace --exclude canal-bench-micro --bins --tests --locked # as the gate's, which then has built all
-	@target/debug/canal-corpora $(ARGS)
-	@cd tests/conformance && GOTOOLCHAIN=auto go test -count=1 ./cmd/... ./report && GOTOOLCHAIN=auto go test -count=1 -timeout=15m
+	@mkdir -p target/conformance
+	@missed=0; target/debug/canal-corpora --write-policy docs/compatibility-policy.md $(ARGS) || missed=$$?; \
+	cd tests/conformance && export GOTOOLCHAIN=auto && go test -count=1 ./cmd/... ./report && \
+	go test -c -o ../../target/conformance/driver . && ../../target/conformance/driver -test.timeout=15m && exit $$missed
 
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os/exec"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +22,8 @@ import (
 // streamTimeout bounds the wait for the streams that a client of the exec server must open.
 const streamTimeout = 60 * time.Second
 
-// execServer is the one endpoint of a Kubernetes API server that the suite calls over HTTP: it runs
-// commands in pods. The suite's mesh tests send their requests by it.
+// execServer has the two endpoints of a Kubernetes API server that the suite calls over HTTP. One runs
+// commands in pods: the suite's mesh tests send their requests by it. The other has the logs of pods.
 type execServer struct {
 	world *world
 	// echo is the program that the command `client` of the suite's image means.
@@ -37,6 +38,7 @@ func (s *execServer) start() (string, error) {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/pods/{pod}/exec", s.exec)
+	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods/{pod}/log", s.log)
 	go func() { _ = http.Serve(listener, mux) }()
 	return "http://" + listener.Addr().String(), nil
 }
@@ -74,6 +76,24 @@ func (s *execServer) exec(w http.ResponseWriter, r *http.Request) {
 	writeStatus(byType[corev1.StreamTypeError], process.Run())
 	for _, stream := range byType {
 		_ = stream.Close()
+	}
+}
+
+// log answers with the lines of a pod's log that are not older than the parameter sinceTime. A line
+// begins with its time, which the answer leaves out.
+func (s *execServer) log(w http.ResponseWriter, r *http.Request) {
+	since, _ := time.Parse(time.RFC3339, r.URL.Query().Get("sinceTime"))
+	host := podHost(r.PathValue("namespace"), r.PathValue("pod"))
+	text, err := exec.Command(s.world.canal, "logs", host, "--world", s.world.name).Output()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	for line := range strings.Lines(string(text)) {
+		written, rest, _ := strings.Cut(line, " ")
+		if at, err := time.Parse(time.RFC3339Nano, written); err == nil && !at.Before(since) {
+			_, _ = io.WriteString(w, rest)
+		}
 	}
 }
 

@@ -25,8 +25,11 @@ import (
 
 const (
 	tenantName = "conformance"
-	// outsideHost is a host outside the tenant, from which the driver itself runs.
-	outsideHost = "outside"
+	// clientHost is a client outside the mesh, as which the suite itself runs.
+	clientHost = "clients/default/client-0"
+	// usableAddress is in the pool of Gateways' addresses, unusableAddress is not.
+	usableAddress   = "198.19.0.60"
+	unusableAddress = "203.0.113.9"
 )
 
 // baseManifests are the suite's objects that all mesh tests and all Gateway tests share.
@@ -190,8 +193,16 @@ func (t *topology) write(world string) (string, error) {
 		"gateways": []object{
 			{"name": "gw-1", "az": "az1", "backend": "b1"}, {"name": "gw-2", "az": "az1", "backend": "b1"},
 		},
-		"hosts": []object{{"name": outsideHost, "az": "az1", "outside": true}},
 		"tenants": []object{{
+			"name":           "clients",
+			"vni":            700,
+			"trustDomain":    "clients.example",
+			"podCidrs":       []string{"198.18.0.0/17", "2001:db8:18::/64"},
+			"gatewayCidrs":   []string{"198.19.0.0/22", "2001:db8:19::/64"},
+			"ingressNetwork": true,
+			"nodes":          []object{{"name": "border", "az": "az1", "proxy": false}},
+			"pods":           []object{{"name": "client", "namespace": "default", "node": "border", "command": []string{"sleep", "infinity"}}},
+		}, {
 			"name":                  tenantName,
 			"vni":                   101,
 			"trustDomain":           "conformance.example",

@@ -2,19 +2,29 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 )
 
-// readyTimeout bounds the wait until every process of the world is ready.
-const readyTimeout = 120 * time.Second
+const (
+	// readyTimeout bounds the wait until every process of the world is ready.
+	readyTimeout = 120 * time.Second
+	// readTimeout bounds the wait until the controller has read a file.
+	readTimeout = 10 * time.Second
+)
 
 // world is a running mesh on this machine. It ends with this process, however that ends.
 type world struct {
@@ -90,40 +100,158 @@ func (w *world) command(host string, command ...string) *exec.Cmd {
 	return exec.Command(w.canal, append([]string{"world", "exec", "--world", w.name, host, "--"}, command...)...)
 }
 
-// applyAnswer is what `canal apply` and `canal delete` print as JSON.
+// applyAnswer is what `canal apply` prints as JSON.
 type applyAnswer struct {
-	Accepted    bool `json:"accepted"`
+	Accepted bool `json:"accepted"`
+	Changes  []struct {
+		Kind string `json:"kind"`
+	} `json:"changes"`
 	Diagnostics []struct {
 		Severity string `json:"severity"`
 		Object   string `json:"object"`
 		Field    string `json:"field"`
 		Problem  string `json:"problem"`
 	} `json:"diagnostics"`
+	// isRefused says that Canal read the objects and refused them.
+	isRefused bool
 }
 
-// change applies or deletes the objects of the YAML text, and waits until the data planes run the
-// result. A refusal is an error that has Canal's reason.
-func (w *world) change(text []byte, command ...string) error {
-	command = append(command, "--world", w.name, "--tenant", tenantName, "--file", "-", "--output", "json")
-	process := exec.Command(w.canal, command...)
+// isEmpty returns whether Canal keeps no object of what it read.
+func (a applyAnswer) isEmpty() bool { return len(a.Changes) == 0 }
+
+// apply applies the objects of the YAML text, and waits until the data planes run the result. A
+// refusal is an error that has Canal's reason.
+func (w *world) apply(text []byte) (applyAnswer, error) {
+	process := w.canalCommand("apply", "--wait", "60", "--tenant", tenantName, "--file", "-", "--output", "json")
 	process.Stdin = bytes.NewReader(text)
-	answer, err := process.Output()
+	words, err := process.Output()
+	answer := applyAnswer{}
+	if json.Unmarshal(words, &answer) != nil || err == nil || answer.Accepted {
+		return answer, described(process, words, err)
+	}
+	for _, d := range answer.Diagnostics {
+		if d.Severity == "error" {
+			answer.isRefused = true
+			return answer, fmt.Errorf("Canal refuses the object: %s", strings.TrimPrefix(d.Object+": ", ": ")+d.Field+": "+d.Problem)
+		}
+	}
+	return answer, described(process, words, err)
+}
+
+// delete deletes an applied object, if there is one.
+func (w *world) delete(kind, namespace, name string) error {
+	if namespace == "" {
+		namespace = "default" // Canal's, for kinds without a namespace
+	}
+	process := w.canalCommand("delete", kind, name, "--namespace", namespace, "--ignore-missing", "--tenant", tenantName)
+	words, err := process.Output()
+	return described(process, words, err)
+}
+
+func (w *world) canalCommand(command ...string) *exec.Cmd {
+	return exec.Command(w.canal, append(command, "--world", w.name)...)
+}
+
+// described returns the error of a command with what the command printed.
+func described(process *exec.Cmd, words []byte, err error) error {
 	if err == nil {
 		return nil
 	}
-	var parsed applyAnswer
-	if json.Unmarshal(answer, &parsed) == nil {
-		for _, d := range parsed.Diagnostics {
-			if d.Severity == "error" {
-				return fmt.Errorf("Canal refuses the object: %s", strings.TrimPrefix(d.Object+": ", ": ")+d.Field+": "+d.Problem)
-			}
+	text := strings.TrimSpace(string(words))
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		text += strings.TrimSpace(string(exit.Stderr))
+	}
+	return fmt.Errorf("%s: %w: %s", strings.Join(process.Args, " "), err, text)
+}
+
+// tenantFile returns the path of a file of the tenant's configuration.
+func (w *world) tenantFile(name string) string {
+	return filepath.Join("/run/canal/worlds", w.name, "config", tenantName, name)
+}
+
+func (w *world) hasFile(name string) bool {
+	_, err := os.Stat(w.tenantFile(name))
+	return err == nil
+}
+
+// writeFile makes the object as a file of the tenant, and waits until the controller has it as
+// written and the data planes run it.
+func (w *world) writeFile(name string, text []byte, object *unstructured.Unstructured) error {
+	// A file that is read half would be broken.
+	whole := filepath.Join("/run/canal/worlds", w.name, name)
+	if err := os.WriteFile(whole, text, 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(whole, w.tenantFile(name)); err != nil {
+		return err
+	}
+	return w.waitForFile(fmt.Sprintf("the controller reads %s", name), func() bool {
+		namespace := cmp.Or(object.GetNamespace(), "default")
+		shown, err := w.canalCommand("get", object.GetKind(), object.GetName(), "--namespace", namespace,
+			"--tenant", tenantName, "--output", "yaml").Output()
+		return err == nil && isShown(shown, object)
+	})
+}
+
+// isShown returns whether Canal shows an object with the same content. It shows of Secrets only that they
+// are there, and of metadata only what it reads.
+func isShown(shown []byte, object *unstructured.Unstructured) bool {
+	read := unstructured.Unstructured{}
+	if yaml.Unmarshal(shown, &read.Object) != nil {
+		return false
+	}
+	if object.GetKind() == "Secret" {
+		return read.GetKind() == "Secret"
+	}
+	for name, written := range object.Object {
+		if name != "metadata" && !equality.Semantic.DeepEqual(normalized(written), read.Object[name]) {
+			return false
 		}
 	}
-	words := strings.TrimSpace(string(answer))
-	if exit := new(exec.ExitError); errors.As(err, &exit) {
-		words += strings.TrimSpace(string(exit.Stderr))
+	return read.GetName() == object.GetName()
+}
+
+// normalized returns a value as it is read from YAML.
+func normalized(value any) any {
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("canal %s: %w: %s", strings.Join(command, " "), err, words)
+	var read any
+	if err := yaml.Unmarshal(text, &read); err != nil {
+		return err
+	}
+	return read
+}
+
+// removeFile removes a file of the tenant, if there is one, and waits until the controller knows.
+func (w *world) removeFile(name string) error {
+	if err := os.Remove(w.tenantFile(name)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return w.waitForFile(fmt.Sprintf("the controller forgets %s", name), func() bool {
+		shown, err := w.canalCommand("get", "--tenant", tenantName, "--output", "json").Output()
+		return err == nil && !bytes.Contains(shown, []byte(name))
+	})
+}
+
+// waitForFile waits until the controller has read a change of a file, and then until the data planes
+// run it.
+func (w *world) waitForFile(what string, isRead func() bool) error {
+	deadline := time.Now().Add(readTimeout)
+	isDone := func() bool {
+		return isRead() && w.canalCommand("status", "--check").Run() == nil
+	}
+	for !isDone() {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("after %s it is not true that %s", readTimeout, what)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return nil
 }
 
 // buildEcho builds the program of the suite's pods into the folder.

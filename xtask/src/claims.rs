@@ -1,5 +1,6 @@
 //! Rules on tests that documents name as `path::name`: each test exists, and each row of
-//! docs/security.md names one or states that no test proves it.
+//! docs/security.md names one or states that no test proves it. docs/features.md names tests of Gateway
+//! API's conformance suite, which have passed in the last whole run.
 
 use syn::visit::Visit;
 
@@ -7,6 +8,9 @@ use crate::tree::SourceTree;
 
 /// Document with the tables of claims that this file checks.
 const CLAIMS: &str = "docs/security.md";
+/// Page whose tests are those of Gateway API's conformance suite, and the verdicts on them.
+const FEATURES: &str = "docs/features.md";
+const VERDICTS: &str = "tests/conformance/results.tsv";
 /// Beginning of the cell of a claim that no test proves.
 const UNPROVEN: &str = "not proven by a test:";
 
@@ -17,6 +21,39 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     if let Some(text) = tree.files.get(CLAIMS) {
         rows(text, found);
     }
+    if let Some(text) = tree.files.get(FEATURES) {
+        let verdicts = tree.files.get(VERDICTS).map_or("", |text| text);
+        features(text, verdicts, found);
+    }
+}
+
+/// Checks that each feature that is claimed names tests, and that each named test has passed.
+fn features(text: &str, verdicts: &str, found: &mut Vec<String>) {
+    let has_passed = |test: &str| verdicts.lines().any(|line| is_passed(line, test));
+    for (n, line) in text.lines().enumerate() {
+        let tests = line.split('`').skip(1).step_by(2);
+        let mut named = tests
+            .filter_map(|it| it.strip_prefix("conformance::"))
+            .peekable();
+        if line.contains(" | claimed | ") && named.peek().is_none() {
+            found.push(format!(
+                "{FEATURES}:{}: this feature names no test; run make test-compat",
+                n + 1
+            ));
+        }
+        for test in named.filter(|test| !has_passed(test)) {
+            found.push(format!(
+                "{FEATURES}:{}: {VERDICTS} has no passed test {test}; run make test-compat",
+                n + 1
+            ));
+        }
+    }
+}
+
+/// Returns whether a line of verdicts says that the test passed.
+fn is_passed(line: &str, test: &str) -> bool {
+    let mut cells = line.split('\t');
+    cells.next() == Some(test) && cells.next() == Some("passed")
 }
 
 /// Checks every `path::name` in backticks whose path is that of a Rust source.
@@ -175,5 +212,19 @@ mod tests {
         );
         assert_eq!(check_all(&table("group `paths`")).len(), 1);
         assert_eq!(check_all(&table("")).len(), 1);
+    }
+
+    #[test]
+    fn a_claimed_feature_names_tests_that_passed() {
+        let verdicts = "A\tpassed\t\nB\tfailed\twhy\n";
+        let page = "| X | claimed | `conformance::A` |\n| Y | claimed | `conformance::B` |\n\
+            | Z | claimed |  |\n| W | not claimed: why |  |\n";
+        let mut found = Vec::new();
+        features(page, verdicts, &mut found);
+        let expected = [
+            "docs/features.md:2: tests/conformance/results.tsv has no passed test B; run make test-compat",
+            "docs/features.md:3: this feature names no test; run make test-compat",
+        ];
+        assert_eq!(found, expected);
     }
 }

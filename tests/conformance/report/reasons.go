@@ -16,7 +16,7 @@ var (
 	reasonLine = regexp.MustCompile(`(?:not ready yet: |Error:\s+|failed: )(.*?)(?: \(after [^)]*\))?$`)
 )
 
-// AddReasons gives each failed test without a reason the last one that the suite's log has for it.
+// AddReasons puts the last reason that the suite's log has for a failed test before the one that it has.
 func AddReasons(outcomes []Outcome, logPath string) error {
 	log, err := os.Open(logPath)
 	if err != nil {
@@ -37,8 +37,13 @@ func AddReasons(outcomes []Outcome, logPath string) error {
 		}
 	}
 	for i, o := range outcomes {
-		if o.Verdict == Failed && o.Reason == "" {
-			outcomes[i].Reason = reasons[o.Test.ShortName]
+		found := reasons[o.Test.ShortName]
+		switch {
+		case o.Verdict != Failed || found == "":
+		case o.Reason == "":
+			outcomes[i].Reason = found
+		default:
+			outcomes[i].Reason = found + "; " + o.Reason
 		}
 	}
 	return lines.Err()

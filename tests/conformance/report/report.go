@@ -38,9 +38,7 @@ func Write(w io.Writer, outcomes []Outcome) {
 		fmt.Fprintln(w, line)
 	}
 	fmt.Fprintf(w, "\n%-60s %6s %6s %8s %6s\n", "tests", Passed, Failed, NotRun, "all")
-	for _, profile := range []suite.ConformanceProfile{
-		suite.GatewayHTTPConformanceProfile, suite.MeshHTTPConformanceProfile,
-	} {
+	for _, profile := range coreProfiles {
 		writeCounts(w, string(profile.Name)+" core", outcomes, func(test suite.ConformanceTest) bool {
 			return profile.CoreFeatures.HasAll(test.Features...)
 		})

@@ -29,11 +29,11 @@ func TestReasonsAreTheSuitesLastWords(t *testing.T) {
 	of := func(name string, v Verdict, reason string) Outcome {
 		return Outcome{suite.ConformanceTest{ShortName: name}, v, reason}
 	}
-	found := []Outcome{of("A", Failed, ""), of("B", Failed, ""), of("C", Failed, "refused"), of("A", Passed, "")}
+	found := []Outcome{of("A", Failed, ""), of("B", Failed, ""), of("C", Failed, "refused"), of("A", Passed, ""), of("B", Failed, "refused")}
 	if err := AddReasons(found, log); err != nil {
 		t.Fatal(err)
 	}
-	for i, expected := range []string{"wanted 303, got 200", "context deadline exceeded", "refused", ""} {
+	for i, expected := range []string{"wanted 303, got 200", "context deadline exceeded", "refused", "", "context deadline exceeded; refused"} {
 		if found[i].Reason != expected {
 			t.Errorf("%d: %q; expected %q", i, found[i].Reason, expected)
 		}
@@ -69,8 +69,41 @@ func TestCountsAreOfEachFeature(t *testing.T) {
 			t.Errorf("%s: %q; expected %q", name, counts[name], expected)
 		}
 	}
-	const features, totals = 64, 3
+	const features, totals = 64, 5
 	if len(counts) != features+totals+1 { // and the heading
 		t.Errorf("%d lines of counts", len(counts))
+	}
+}
+
+func TestEachNameIsDescribedOnce(t *testing.T) {
+	names := map[features.FeatureName]bool{}
+	for _, f := range known {
+		if names[f.name] {
+			t.Errorf("%s is there twice", f.name)
+		}
+		names[f.name] = true
+	}
+	for _, name := range featureNames() {
+		if !names[name] {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+func TestAFailedTestMissesABar(t *testing.T) {
+	of := func(v Verdict, names ...features.FeatureName) Outcome {
+		return Outcome{suite.ConformanceTest{Features: names}, v, ""}
+	}
+	var outcomes []Outcome
+	for _, name := range Claimed() {
+		outcomes = append(outcomes, of(Passed, name))
+	}
+	var text strings.Builder
+	if !Judge(&text, outcomes) {
+		t.Errorf("bars are missed:\n%s", text.String())
+	}
+	outcomes = append(outcomes, of(Failed, features.SupportMesh, features.SupportHTTPRoute))
+	if text.Reset(); Judge(&text, outcomes) {
+		t.Errorf("all bars are held:\n%s", text.String())
 	}
 }

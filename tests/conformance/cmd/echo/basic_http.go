@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -124,6 +125,9 @@ func (a *answerer) echo(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	seen := answer{r.RequestURI, r.Host, r.Method, r.Proto, r.Header, a.port, a.pod, tlsSeen(r.TLS)}
+	// The suite searches the pod's log for mirrored requests. The time is the log's, as a container's.
+	fmt.Printf("%s Echoing back request made to %s to client (%s)\n",
+		time.Now().UTC().Format(time.RFC3339Nano), r.RequestURI, r.RemoteAddr)
 	text, err := json.Marshal(seen)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
