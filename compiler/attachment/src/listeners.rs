@@ -739,6 +739,7 @@ fn protocol(
             closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
             ListenerProtocol::Tls
         }
+        // The mode of HTTPS is checked with its certificates, and HTTP and TCP have no TLS at all.
         (protocol, _) => protocol,
     };
     let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);
