@@ -196,7 +196,8 @@ fn action_bytes(action: &RouteAction) -> u64 {
             RouteAnswer::Direct(direct) => field_bytes(direct.body.len()),
             RouteAnswer::Redirect(redirect) => {
                 let host = redirect.host.as_ref().map_or(0, String::len);
-                field_bytes(host + path_len(redirect.path.as_ref()))
+                let query = redirect.query.as_ref().map_or(0, String::len);
+                field_bytes(host + query + path_len(redirect.path.as_ref()))
             }
         },
         RouteAction::Split(backends) => {

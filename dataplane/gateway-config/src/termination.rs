@@ -34,7 +34,7 @@ pub(crate) enum ListenerTls {
 /// The listeners of a Gateway's port for TLS, by the server names that clients send.
 #[derive(Debug)]
 pub struct ListenerTermination {
-    /// Listeners by host.
+    /// The listeners by the hosts that they have.
     pub(crate) hosts: HostTable<ListenerTls>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,

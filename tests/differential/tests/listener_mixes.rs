@@ -33,7 +33,7 @@ const HOSTS: [&str; 6] = [
     "not a host",
 ];
 /// Protocols with their TLS settings.
-const PROTOCOLS: [&str; 10] = [
+const PROTOCOLS: [&str; 12] = [
     "HTTP",
     "HTTP, tls: {mode: Terminate}",
     "HTTPS, tls: {certificateRefs: [{name: cert}]}",
@@ -41,6 +41,8 @@ const PROTOCOLS: [&str; 10] = [
     "HTTPS, tls: {mode: Passthrough}",
     "TLS, tls: {mode: Passthrough}",
     "TLS, tls: {certificateRefs: [{name: cert}]}",
+    "TLS, tls: {mode: Terminate, certificateRefs: [{name: missing}]}",
+    "TLS, tls: {mode: Other}",
     "TCP",
     "UDP",
     "example.com/other",
@@ -231,8 +233,12 @@ fn has_route(listener: &ListenerIr, name: &str) -> bool {
     hosts.any(|it| is_for(it.host.as_ref(), name) && !it.routes.is_empty())
 }
 
-/// Checks that the port is served by the protocol of its listener.
-fn check_port(view: &PortView, protocol: &ListenerProtocol) -> Result<(), TestCaseError> {
+/// Checks that the port serves a name by the protocol of its listener.
+fn check_port(
+    view: &PortView,
+    protocol: &ListenerProtocol,
+    name: &str,
+) -> Result<(), TestCaseError> {
     let termination = view.termination.as_deref();
     let (is_right, app) = match protocol {
         ListenerProtocol::Http => (termination.is_none(), AppProtocol::Http1),
@@ -241,7 +247,19 @@ fn check_port(view: &PortView, protocol: &ListenerProtocol) -> Result<(), TestCa
             (is_right, AppProtocol::Http1)
         }
         ListenerProtocol::Tls => {
-            let is_right = matches!(termination, Some(PortTermination::Passthrough));
+            let is_right = match termination {
+                Some(PortTermination::Passthrough) => true,
+                // Another listener of the port terminates TLS.
+                Some(PortTermination::Relay(listeners)) => listeners.passes_through(Some(name)),
+                _ => false,
+            };
+            (is_right, AppProtocol::Tcp)
+        }
+        ListenerProtocol::TerminatedTls => {
+            let is_right = match termination {
+                Some(PortTermination::Relay(listeners)) => !listeners.passes_through(Some(name)),
+                _ => false,
+            };
             (is_right, AppProtocol::Tcp)
         }
         ListenerProtocol::Tcp => (termination.is_none(), AppProtocol::Tcp),
@@ -266,9 +284,16 @@ fn check_name(
     prop_assert!(view.is_some(), "port {port} is not served");
     let is_open = owner.listener.closed.is_none();
     if is_open {
-        check_port(view.unwrap(), &owner.listener.protocol)?;
+        check_port(view.unwrap(), &owner.listener.protocol, name)?;
     }
-    if let Some(PortTermination::Gateway(listeners)) = view.unwrap().termination.as_deref() {
+    let terminating = match view.unwrap().termination.as_deref() {
+        Some(PortTermination::Gateway(listeners)) => Some(listeners),
+        Some(PortTermination::Relay(listeners)) => {
+            Some(listeners).filter(|it| !it.passes_through(Some(name)))
+        }
+        _ => None,
+    };
+    if let Some(listeners) = terminating {
         let choice = listeners.choose(Some(name));
         // Without its Secret, an open listener has no certificate yet.
         let has_certificate = is_open && !owner.listener.certificates.is_empty();
@@ -345,7 +370,7 @@ fn every_open_listener_of_any_mix_is_served() {
         cases: if cfg!(debug_assertions) { 400 } else { 4_000 },
         ..ProptestConfig::default()
     };
-    let mut open = [0; 4];
+    let mut open = [0; 5];
     let cases = proptest::test_runner::TestRunner::new(config);
     let counted = std::cell::RefCell::new(&mut open);
     let mut cases = cases;
@@ -366,6 +391,7 @@ fn every_open_listener_of_any_mix_is_served() {
                 ListenerProtocol::Https => 1,
                 ListenerProtocol::Tls => 2,
                 ListenerProtocol::Tcp => 3,
+                ListenerProtocol::TerminatedTls => 4,
                 ListenerProtocol::Other(_) => continue,
             };
             counted.borrow_mut()[at] += u32::from(listener.closed.is_none());
