@@ -243,6 +243,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_MALFORMED;
 	if (ip->protocol != IPPROTO_UDP)
 		return FRAME_FOREIGN;
+	/* With options, the headers behind would not be at the constant offsets. */
 	if (ip->version != 4 || ip->ihl != 5)
 		return FRAME_MALFORMED;
 	/* A later fragment has no UDP header, so its flow is unknown. */

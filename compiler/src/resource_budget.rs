@@ -16,6 +16,8 @@ use crate::route_weight::RouteWeights;
 /// Bytes of one host of a route on a listener, without its text.
 const ATTACHED_HOST_BYTES: u64 = 256;
 
+/// Bytes of an endpoint set of a gateway and of its views in the workers, without its endpoints.
+const SET_BYTES: u64 = 4096;
 /// Bytes of an endpoint in one endpoint set of a gateway.
 const SET_ENDPOINT_BYTES: u64 = 128;
 
@@ -113,7 +115,8 @@ impl ResourceBudget {
         }
         for (service, port, _) in subsets {
             let count = endpoints.get(&(service, *port)).copied();
-            self.used.route_table_bytes += SET_ENDPOINT_BYTES * count.unwrap_or_default();
+            let endpoints = SET_ENDPOINT_BYTES * count.unwrap_or_default();
+            self.used.route_table_bytes += SET_BYTES + endpoints;
         }
     }
 

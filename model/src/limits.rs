@@ -32,6 +32,9 @@ pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
 pub const CERTIFICATES_PER_LISTENER_MAX: usize = 64;
 /// Maximum number of certificates in the chain of a listener's certificate.
 pub const SERVING_CHAIN_CERTIFICATES_MAX: usize = 10;
+/// Maximum size of an RSA key of a listener, in bits. A signature with 4,096 bits takes a gateway 3
+/// ms, and one with 8,192 bits 30 ms, in which the worker serves nobody else.
+pub const SERVING_RSA_BITS_MAX: usize = 4096;
 /// Maximum length of a listener's certificate chain and key together, in bytes of PEM.
 pub const SERVING_CERTIFICATE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of certificates of authorities with which one validation of clients is done. Each

@@ -730,6 +730,7 @@ fn the_tiers_input_files_are_written() {
             .environment
             .router_device
             .as_deref(),
+        // The controller and edge-1 are the hosts before it.
         Some("h3")
     );
 }
@@ -775,6 +776,7 @@ fn a_link_can_be_narrow() {
             );
         }
     }
+    // A router has several links, so a single MTU of it does not exist.
     assert!(
         world
             .set_mtu("router-az1", 1500)

@@ -645,6 +645,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
         client.go_on();
         client.line()
     };
+    // Error 1 is EPERM, by which a packet filter refuses a send.
     assert_eq!(
         datagram(),
         "error 1",

@@ -17,6 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 use canal_model::certificate::{PrivateKeyPem, ServingCertificate};
 use canal_model::limits::{
     SERVING_CERTIFICATE_BYTES_MAX, SERVING_CHAIN_CERTIFICATES_MAX, SERVING_NAMES_MAX,
+    SERVING_RSA_BITS_MAX,
 };
 use canal_model::policy::config_map::CA_BUNDLE;
 use canal_model::policy::secret::{Secret, SecretProblem, TLS_CERTIFICATE, TLS_KEY};
@@ -25,6 +26,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::public_key::PublicKey;
 
 /// Maximum length of a DNS name (RFC 1035 §2.3.4), in text form.
 const NAME_BYTES_MAX: usize = 253;
@@ -129,7 +131,7 @@ pub fn parse(chain: &str, key: &str) -> Result<ServingCertificate, SecretProblem
         ),
         _ => problem(
             format!("the key in {TLS_KEY} cannot be used"),
-            "use an ECDSA key (P-256, P-384 or P-521), an RSA key of 2048 bits or more, or Ed25519",
+            "use an ECDSA key (P-256, P-384 or P-521), an RSA key of 2048 to 4096 bits, or Ed25519",
         ),
     })?;
     Ok(ServingCertificate {
@@ -158,6 +160,18 @@ fn names(certificates: &[CertificateDer<'_>]) -> Result<Vec<String>, SecretProbl
             "write certificates between BEGIN CERTIFICATE and END CERTIFICATE",
         ));
     };
+    let bits = match first.public_key().parsed() {
+        // The number is positive, so a zero may be in front of it.
+        Ok(PublicKey::RSA(key)) => 8 * key.modulus.iter().skip_while(|byte| **byte == 0).count(),
+        // Only the signatures of RSA become slow with the size of the key.
+        _ => 0,
+    };
+    if bits > SERVING_RSA_BITS_MAX {
+        return Err(problem(
+            format!("the RSA key has {bits} bits, more than {SERVING_RSA_BITS_MAX}"),
+            "use an ECDSA key, or an RSA key of 2048 to 4096 bits",
+        ));
+    }
     let alternative = first.subject_alternative_name().ok().flatten();
     let alternative = alternative.iter().flat_map(|it| &it.value.general_names);
     let mut texts: Vec<&str> = alternative
@@ -201,9 +215,22 @@ mod tests {
 
     use canal_model::policy::Metadata;
     use canal_model::policy::secret::SecretText;
-    use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
+    use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256, RsaKeySize};
 
     use super::*;
+
+    #[test]
+    fn rsa_keys_that_sign_slowly_are_refused() {
+        // `openssl req -x509 -newkey rsa:8192 -subj /CN=large.example`
+        let large = include_str!("rsa_8192.pem");
+        let (_, key) = pair(&["large.example"]);
+        let refused = parse(large, &key).unwrap_err();
+        assert!(refused.problem.contains("8192 bits"), "{}", refused.problem);
+        let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_4096).unwrap();
+        let params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+        let chain = params.self_signed(&rsa).unwrap().pem();
+        assert!(parse(&chain, &rsa.serialize_pem()).is_ok());
+    }
 
     /// Returns a certificate for the names and its key, both PEM.
     fn pair(names: &[&str]) -> (String, String) {

@@ -37,7 +37,7 @@ pub struct Ir {
     /// Settings of the direct path.
     pub direct: DirectSettings,
     pub security: Security,
-    /// OffloadPreferences, the oldest first.
+    /// OffloadPreferences of the tenant, the oldest first.
     pub offload_preferences: Vec<OffloadIr>,
     /// TrafficPriorities, the oldest first: the order in which they decide.
     pub traffic_priorities: Vec<PriorityIr>,

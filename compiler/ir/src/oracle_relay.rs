@@ -58,6 +58,7 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
             ArrivalTransport::Plaintext => return RelayVerdict::WrongTransport,
             ArrivalTransport::Tls(name) => name,
         },
+        // Listeners for requests relay nothing.
         _ => return RelayVerdict::NoListener,
     };
     let name = normal_host(name.unwrap_or_default());

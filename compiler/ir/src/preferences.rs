@@ -37,7 +37,7 @@ pub enum OffloadSubject {
     Listeners(ListenerSelector),
 }
 
-/// Listeners of one Gateway.
+/// One listener of a Gateway, or all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerSelector {
     /// The service that stands for the Gateway.
@@ -76,7 +76,7 @@ pub struct PriorityMatchIr {
     pub source: Option<Labels>,
     pub principal: Option<AttributeMatch>,
     pub listener: Option<ListenerSelector>,
-    /// Destination.
+    /// Service that the request is for.
     pub service: Option<ServiceKey>,
 }
 

@@ -19,7 +19,7 @@ use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{OFFLOAD_COMPARISONS_PER_TENANT_MAX, OFFLOAD_PREFERENCES_PER_TENANT_MAX};
 
-/// What preferences may name.
+/// The objects of the tenant that preferences may name.
 #[derive(Clone, Copy)]
 pub(super) struct PreferenceReferences<'a> {
     pub(super) tenant: &'a Tenant,
@@ -125,6 +125,7 @@ fn subject(
         (Some(selector), None, None) => {
             let labels = selector.match_labels.clone();
             let mut workloads = known.workloads.iter();
+            // This is no error, since the pods may come later.
             if !workloads.any(|it| is_selected(it, &metadata.namespace, &labels)) {
                 let problem = format!(
                     "no pod of namespace {} has these labels",
@@ -227,7 +228,7 @@ struct Disagreements<'a> {
     /// Opinions about workloads by index, service ports and listeners as text, and each target.
     opinions: BTreeMap<(String, &'static str), Opinions>,
     /// For each preference and target, another preference that disagrees.
-    found: BTreeMap<(usize, &'static str), usize>,
+    other_sides: BTreeMap<(usize, &'static str), usize>,
 }
 
 impl<'a> Disagreements<'a> {
@@ -236,7 +237,7 @@ impl<'a> Disagreements<'a> {
             workloads,
             comparisons_left: OFFLOAD_COMPARISONS_PER_TENANT_MAX,
             opinions: BTreeMap::new(),
-            found: BTreeMap::new(),
+            other_sides: BTreeMap::new(),
         }
     }
 
@@ -284,14 +285,14 @@ impl<'a> Disagreements<'a> {
         };
         same.get_or_insert(at);
         if let Some(other) = other {
-            self.found.entry((at, target)).or_insert(other);
-            self.found.entry((other, target)).or_insert(at);
+            self.other_sides.entry((at, target)).or_insert(other);
+            self.other_sides.entry((other, target)).or_insert(at);
         }
     }
 
     /// Reports each disagreement at the objects of both sides.
     fn report(self, resolved: &[(&Document, OffloadIr)], report: &mut DiagnosticCollector) {
-        for ((at, target), other) in self.found {
+        for ((at, target), other) in self.other_sides {
             let (document, other) = (resolved[at].0, &resolved[other].1);
             let problem = format!(
                 "OffloadPreference {}/{} says otherwise for a part of the same traffic, for which {target} is never used",

@@ -164,6 +164,7 @@ fn resolve_match(
         let issue = FieldIssue::new("", problem, fix).with_code(code);
         rule.broken(&format!("{field}.{inner}"), issue);
     };
+    // `*` allows every host, as no host does.
     let host = written.host.as_deref().filter(|host| *host != "*");
     let host = host.and_then(|host| match canal_attachment::hostname::parse(host) {
         Ok(host) => Some(host),

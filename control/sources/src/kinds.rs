@@ -144,16 +144,6 @@ mod tests {
                 Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute)),
             ),
             (
-                "gateway.networking.k8s.io/v1alpha2",
-                "UDPRoute",
-                Ok(ObjectKind::UdpRoute),
-            ),
-            (
-                "gateway.networking.k8s.io/v1",
-                "UDPRoute",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
-            ),
-            (
                 "networking.istio.io/v1alpha3",
                 "VirtualService",
                 Ok(ObjectKind::VirtualService),
@@ -200,6 +190,18 @@ mod tests {
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {
             assert_eq!(kind_of(api_version, kind), expected, "{api_version} {kind}");
+        }
+    }
+
+    #[test]
+    fn a_kind_has_the_versions_in_which_its_api_served_it() {
+        for (version, is_served) in [("v1", true), ("v1alpha2", true), ("v1beta1", false)] {
+            let kind = kind_of(&format!("gateway.networking.k8s.io/{version}"), "UDPRoute");
+            let expected = match is_served {
+                true => Ok(ObjectKind::UdpRoute),
+                false => Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
+            };
+            assert_eq!(kind, expected, "{version}");
         }
     }
 

@@ -19,6 +19,7 @@ use canal_identity::ClientIdentityFactory;
 use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::load_balancing::LoadBalancer;
 use canal_model::program::{
     AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, RelayProtocol, Resource,
     ResourceKind, RouteRule, Service, ServicePort, Tenant, Throttle, Workload,
@@ -59,7 +60,18 @@ struct ServiceState {
     /// UIDs of the workloads that serve the service.
     members: BTreeSet<String>,
     sets: ServiceSets,
+    /// Load balancers of the service, by port and subset.
+    load_balancers: BTreeMap<u16, BTreeMap<Labels, LoadBalancer>>,
     view: Option<Arc<ServiceView>>,
+}
+
+impl ServiceState {
+    /// Returns the load balancer of a port and subset. A service may have very many subsets.
+    fn load_balancer(&self, port: u16, subset: &Labels) -> LoadBalancer {
+        let of_port = self.service.as_ref().and(self.load_balancers.get(&port));
+        let found = of_port.and_then(|subsets| subsets.get(subset));
+        found.cloned().unwrap_or_default()
+    }
 }
 
 /// Parts of the configuration that a change affects.
@@ -257,6 +269,7 @@ impl SnapshotBuilder {
                 if let Ok(key) = name.parse::<ServiceKey>() {
                     if self.state(&key).gateway.take().is_some() {
                         self.forget_listeners(&key);
+                        self.touch_policies(&key.tenant, []);
                     }
                     if let Some(gone) = self.state(&key).service.take() {
                         self.forget_inside(&key, gone.id);
@@ -290,6 +303,12 @@ impl SnapshotBuilder {
         self.touched.members.insert(service.key.clone());
         let generation = self.snapshot.generation;
         let state = self.state(&service.key);
+        state.load_balancers.clear();
+        // Of several for a port and subset the first counts.
+        for it in service.load_balancers.iter().rev() {
+            let of_port = state.load_balancers.entry(it.port).or_default();
+            of_port.insert(it.subset.clone(), it.load_balancer.clone());
+        }
         let before = state.service.replace(service.clone());
         state.since = if before.is_some() {
             state.since
@@ -334,6 +353,8 @@ impl SnapshotBuilder {
         if state.gateway.as_deref() != Some(gateway) {
             state.gateway = Some(Arc::new(gateway.clone()));
             self.forget_listeners(&gateway.key);
+            // Open connections may have lost their listener.
+            self.touch_policies(&gateway.key.tenant, []);
         }
         self.upsert_service(&service);
     }

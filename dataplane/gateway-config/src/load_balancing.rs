@@ -112,6 +112,7 @@ impl LoadBalancing {
         if !has_table(endpoints) {
             return (Self::LeastRequest, false);
         }
+        // Sets can share a table only if they hash the same part of requests into the same kind.
         let before = match before.map(|set| &set.load_balancing) {
             Some(Self::ConsistentHash(it)) if (&it.key, it.kind) == (&hash.key, hash.table) => {
                 Some(it)
@@ -120,11 +121,13 @@ impl LoadBalancing {
         };
         if let Some(before) = before.filter(|it| it.table.is_of(endpoints)) {
             let balancer = match before.moved {
+                // Its positions are those of these endpoints.
                 None => before.clone(),
                 Some(_) => Arc::new(HashBalancer::new(hash, before.table.clone(), endpoints)),
             };
             return (Self::ConsistentHash(balancer), false);
         }
+        // A ring has at least one entry per endpoint, even if its minimum is lower.
         let entries = (hash.table.entries() as usize).max(endpoints.len());
         if let Some(left) = entries_left.checked_sub(entries) {
             *entries_left = left;

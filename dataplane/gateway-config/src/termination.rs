@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use canal_identity::{ListenerChoice, Terminator};
+use canal_identity::{ListenerChoice, ListenerClientVerifier, Terminator};
 use canal_router::HostTable;
 use canal_tls::TrustView;
 
@@ -34,10 +34,22 @@ pub(crate) enum ListenerTls {
 /// The listeners of a Gateway's port for TLS, by the server names that clients send.
 #[derive(Debug)]
 pub struct ListenerTermination {
-    /// The listeners by the hosts that they have.
+    /// What each listener does, by its host.
     pub(crate) hosts: HostTable<ListenerTls>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
+    pub clients: PortClients,
+}
+
+/// The clients of a Gateway's port for HTTPS.
+#[derive(Debug, Clone, Default)]
+pub enum PortClients {
+    /// They are not asked for a certificate.
+    #[default]
+    Unasked,
+    Validated(Arc<ListenerClientVerifier>),
+    /// Their certificates cannot be validated, so there are none.
+    Refused,
 }
 
 impl ListenerTermination {

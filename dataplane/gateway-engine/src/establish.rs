@@ -8,7 +8,7 @@ mod passthrough;
 mod sniff;
 mod terminate;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::rc::Rc;
@@ -222,8 +222,7 @@ async fn establish_plaintext(
     };
     let entered = match &termination {
         None => ClientTransport::plain(stream),
-        // Boxed, because few connections terminate TLS and the future of the others should stay
-        // small.
+        // Boxed, so that the future of connections without TLS, which are most, stays small.
         Some(view) => {
             match Box::pin(terminate::terminate(worker, stream, view, protocol, permit)).await {
                 Ok(entered) => entered,
@@ -237,6 +236,7 @@ async fn establish_plaintext(
         server_name,
         peer,
         certificate,
+        clients,
         inbox,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
@@ -249,7 +249,8 @@ async fn establish_plaintext(
             secured: false,
             tls,
             principal: ClientPrincipal {
-                certificate: certificate.map(|it| it.forwarded),
+                certificate,
+                validated: RefCell::new((clients, true)),
                 ..ClientPrincipal::default().named(server_name)
             },
         },

@@ -117,6 +117,10 @@ impl RelayedConnection {
             leg: client,
         };
         let again = || {
+            // The listener or its routes may be gone.
+            if !route::is_relayed(&self.worker, &self.session) {
+                return Err(AuthorizationInterrupt::Fault(ProxyError::NoRoute));
+            }
             OngoingAuthorization::without_request(&self.session, selected)
                 .reauthorize_connection(&self.worker)
         };
@@ -234,6 +238,7 @@ impl ClientTraffic for RelayedConnection {
                 });
             }
         };
+        // Only a failed connect, which leaves the client here, is followed by another attempt.
         let client = match self.client.take() {
             Some(RelayClient::Connection(client)) => client,
             Some(RelayClient::Connect(incoming)) => match incoming.accept(HeaderMap::new()) {

@@ -16,7 +16,7 @@ use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
 
-use crate::destination::ResolvedDestination;
+use crate::destination::{Destination, ResolvedDestination};
 use crate::endpoints::{EndpointSetState, RequestTarget};
 use crate::finish::{LogFields, RequestRecord};
 use crate::session::ClientSession;
@@ -164,6 +164,38 @@ pub(crate) fn connection(
     ))
 }
 
+/// Returns whether bytes that are not requests are still relayed for a session: a Gateway has the
+/// listener and a route for them. Other destinations have no listeners.
+pub(crate) fn is_relayed(worker: &Worker, session: &ClientSession) -> bool {
+    let Destination::Service(key, _) = &session.destination else {
+        return true;
+    };
+    if !is_gateway_service(key) {
+        return true;
+    }
+    let Ok((_, resolved)) = session.resolve(worker) else {
+        return false;
+    };
+    let ResolvedDestination::Service { service, port } = &*resolved else {
+        return false;
+    };
+    let name = session.principal.server_name.as_deref();
+    let connection = OpaqueConnection(name.unwrap_or_default());
+    let port = &service.ports[*port];
+    let is_accepted = match port.termination.as_deref() {
+        Some(PortTermination::Relay(listeners)) if session.tls => {
+            !listeners.passes_through(name) && session.principal.is_kept_by(&listeners.clients)
+        }
+        Some(PortTermination::Relay(listeners)) => listeners.passes_through(name),
+        _ => !session.tls && port.protocol == AppProtocol::Tcp,
+    };
+    let routes = service.routes.as_ref().filter(|_| is_accepted);
+    routes.is_some_and(|routes| {
+        let (outcome, _) = routes.decide(port.port, &connection, worker.random());
+        outcome != RouteOutcome::Nowhere
+    })
+}
+
 /// Checks the tenant, then admits the request within the limits of its tenant and the worker.
 fn admit(
     worker: &Worker,
@@ -187,7 +219,9 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
     };
     let port = &service.ports[*port];
     match port.termination.as_deref() {
-        Some(PortTermination::Gateway(_)) => !session.tls,
+        Some(PortTermination::Gateway(listeners)) => {
+            !session.tls || !session.principal.is_kept_by(&listeners.clients)
+        }
         // Requests cannot be read of connections that are relayed.
         Some(PortTermination::Passthrough | PortTermination::Relay(_)) => true,
         Some(PortTermination::Service(_)) => false,

@@ -8,9 +8,10 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use canal_gateway_config::{RequestThrottle, TenantView, WorkloadLabels, admit_all};
+use canal_gateway_config::{PortClients, RequestThrottle, TenantView, WorkloadLabels, admit_all};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::{CountGuard, TenantUsage};
+use canal_identity::ClientCertificate;
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, SOURCE, forwarded};
@@ -258,7 +259,7 @@ impl ClientSession {
 }
 
 /// Identity of a client for policies, created once per connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ClientPrincipal {
     /// `trust.domain/ns/x/sa/y`; `None` if no identity was proved.
     pub(crate) principal: Option<String>,
@@ -269,9 +270,25 @@ pub(crate) struct ClientPrincipal {
     pub(crate) foreign: bool,
     /// Server name of TLS that terminated at the gateway.
     pub(crate) server_name: Option<String>,
-    /// The certificate that a listener validated, as `x-forwarded-client-cert` describes it. It
-    /// proves no identity.
-    pub(crate) certificate: Option<String>,
+    /// The certificate that a listener validated. It proves no identity.
+    pub(crate) certificate: Option<ClientCertificate>,
+    /// How the client's port validated clients when that was last looked at, and whether the client
+    /// may stay.
+    pub(crate) validated: RefCell<(PortClients, bool)>,
+}
+
+impl Default for ClientPrincipal {
+    fn default() -> Self {
+        Self {
+            principal: None,
+            namespace: String::new(),
+            account: String::new(),
+            foreign: false,
+            server_name: None,
+            certificate: None,
+            validated: RefCell::new((PortClients::Unasked, true)),
+        }
+    }
 }
 
 impl ClientPrincipal {
@@ -283,9 +300,28 @@ impl ClientPrincipal {
             namespace: identity.namespace.to_string(),
             account: format!("{}/{}", identity.namespace, identity.service_account),
             foreign: own != Some(&identity.trust_domain),
-            server_name: None,
-            certificate: None,
+            ..Self::default()
         }
+    }
+
+    /// Returns whether the client may stay at a port that validates clients in this way now. What it
+    /// presented in its handshake is validated once more if the validation changed.
+    pub(crate) fn is_kept_by(&self, clients: &PortClients) -> bool {
+        let mut last = self.validated.borrow_mut();
+        let is_same = match (&last.0, clients) {
+            (PortClients::Validated(old), PortClients::Validated(new)) => Arc::ptr_eq(old, new),
+            (PortClients::Unasked, PortClients::Unasked) => true,
+            _ => false,
+        };
+        if !is_same {
+            let is_kept = match clients {
+                PortClients::Unasked => true,
+                PortClients::Validated(verifier) => verifier.keeps(self.certificate.as_ref()),
+                PortClients::Refused => false,
+            };
+            *last = (clients.clone(), is_kept);
+        }
+        last.1
     }
 
     /// Returns the identity with its scheme; empty if no identity was proved.
@@ -299,7 +335,7 @@ impl ClientPrincipal {
     pub(crate) fn forwarded_certificate(&self) -> Option<String> {
         match &self.principal {
             Some(_) => Some(format!("URI={}", self.spiffe_id())),
-            None => self.certificate.clone(),
+            None => self.certificate.as_ref().map(|it| it.forwarded.clone()),
         }
     }
 

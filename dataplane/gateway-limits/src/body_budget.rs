@@ -204,19 +204,21 @@ mod tests {
             ProxyError::TenantBodies,
             "the rest is not for one tenant"
         );
-        // Whatever ten tenants take, an eleventh gets the first bytes.
+        // Whatever eleven tenants take, a twelfth gets its first bytes.
         // From 8 MiB down to 256 bytes, so that these tenants get all that they can.
         for size in (8..24).rev().map(|bits| 1 << bits) {
             (4..12).for_each(|tenant| {
                 others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok()))
             });
         }
+        // A sixteenth of an eighth of the worker's bytes needs nothing that stays free.
         others.push(budget.take(12, SHARE, SHARE / 32).unwrap());
         assert_eq!(
             budget.take(13, 5 * SHARE, 4 * SHARE).unwrap_err(),
             ProxyError::Bodies,
             "the worker has its limit"
         );
+        // The permit has these bytes already, so only one beyond them is refused.
         own[0].cover(quarter).unwrap();
         assert_eq!(
             own[0].cover(quarter + 1).unwrap_err(),

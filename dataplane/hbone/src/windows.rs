@@ -253,6 +253,7 @@ mod tests {
             };
             turn(&mut growth).await;
             while growth.stream_window() != STREAM_WINDOW_MAX {
+                // Nothing is sent: bytes that count as read suffice for the window to grow.
                 growth.read.set(growth.read.get() + (64 << 10));
                 turn(&mut growth).await;
             }

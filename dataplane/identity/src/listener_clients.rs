@@ -15,6 +15,11 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use sha2::{Digest, Sha256};
 
+/// Maximum length of the names of authorities that a handshake tells clients, in bytes. A client
+/// needs them only to select one of several certificates. With more, no name is told: TLS has room
+/// for 64 KiB of them, and clients get them before they prove anything.
+const HINT_BYTES_MAX: usize = 16 << 10;
+
 /// Maximum length of a client's subject in `x-forwarded-client-cert`, in bytes.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
@@ -33,10 +38,12 @@ pub struct ClientCertificate {
     /// Value of `x-forwarded-client-cert`, as Envoy writes it: `Hash` is the SHA-256 of the
     /// certificate, and `Subject` its subject.
     pub forwarded: String,
+    /// The leaf, and what the client presented above it.
+    chain: Arc<[CertificateDer<'static>]>,
 }
 
 impl ClientCertificate {
-    fn read(leaf: &CertificateDer<'_>) -> Self {
+    fn read(chain: &[CertificateDer<'static>], leaf: &CertificateDer<'_>) -> Self {
         let mut forwarded = "Hash=".to_owned();
         for byte in Sha256::digest(leaf) {
             let _ = write!(forwarded, "{byte:02x}");
@@ -48,7 +55,10 @@ impl ClientCertificate {
             let escaped = subject.replace('\\', "\\\\").replace('"', "\\\"");
             let _ = write!(forwarded, ";Subject=\"{escaped}\"");
         }
-        Self { forwarded }
+        Self {
+            forwarded,
+            chain: chain.into(),
+        }
     }
 }
 
@@ -70,8 +80,13 @@ impl ListenerClientVerifier {
             let malformed = |_| Error::General("the authorities are not PEM".to_owned());
             roots.add(root.map_err(malformed)?)?;
         }
+        let subjects = roots.subjects();
+        let hint_bytes: usize = subjects.iter().map(|it| it.as_ref().len()).sum();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        let mut builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        if hint_bytes > HINT_BYTES_MAX {
+            builder = builder.clear_root_hint_subjects();
+        }
         let unusable = |error| Error::General(format!("the authorities cannot be used: {error}"));
         Ok(Self {
             authorities: builder.build().map_err(unusable)?,
@@ -81,7 +96,7 @@ impl ListenerClientVerifier {
 
     /// Returns what a finished handshake says of the client.
     pub(crate) fn client(&self, chain: Option<&[CertificateDer<'static>]>) -> ListenerClient {
-        let Some([leaf, above @ ..]) = chain else {
+        let Some(chain @ [leaf, above @ ..]) = chain else {
             return ListenerClient::Unvalidated(HandshakeFailure::NoCertificate);
         };
         // Where only valid certificates are accepted, the handshake has verified this one.
@@ -90,7 +105,19 @@ impl ListenerClientVerifier {
         {
             return ListenerClient::Unvalidated(TlsError::from(error).refusal());
         }
-        ListenerClient::Valid(ClientCertificate::read(leaf))
+        ListenerClient::Valid(ClientCertificate::read(chain, leaf))
+    }
+
+    /// Returns whether a client whose handshake another verifier accepted may stay: with a
+    /// certificate, if it is valid here too; without one, if none is demanded here.
+    pub fn keeps(&self, client: Option<&ClientCertificate>) -> bool {
+        let Some(certificate) = client else {
+            return self.mode == ClientValidationMode::AllowInsecureFallback;
+        };
+        let [leaf, above @ ..] = &*certificate.chain else {
+            return false;
+        };
+        self.verify(leaf, above, UnixTime::now()).is_ok()
     }
 
     fn verify(
@@ -244,6 +271,43 @@ mod tests {
     }
 
     #[test]
+    fn clients_are_told_names_of_authorities_only_if_they_are_short() {
+        let strict = ClientValidationMode::AllowValidOnly;
+        let long = "x".repeat(1024);
+        for (count, expected) in [(1, 1), (20, 0)] {
+            let authorities = (0..count).map(|n| Authority::new(&format!("{long}{n}")));
+            let pem: Vec<String> = authorities.map(|it| it.pem).collect();
+            let verifier = verifier(strict, pem.concat()).unwrap();
+            assert_eq!(verifier.root_hint_subjects().len(), expected);
+        }
+    }
+
+    #[test]
+    fn a_client_stays_if_its_certificate_is_valid_for_the_next_verifier_too() {
+        let (own, other) = (Authority::new("own"), Authority::new("other"));
+        let (strict, lenient) = (
+            ClientValidationMode::AllowValidOnly,
+            ClientValidationMode::AllowInsecureFallback,
+        );
+        let verifier = |mode, pem: &str| verifier(mode, pem.to_owned()).unwrap();
+        let client = verifier(strict, &own.pem).client(Some(&[own.issue(|_| {})]));
+        let ListenerClient::Valid(certificate) = client else {
+            panic!("{client:?}")
+        };
+        let both = format!("{}{}", other.pem, own.pem);
+        for (mode, pem, with, without) in [
+            (strict, &both, true, false),
+            (strict, &other.pem, false, false),
+            (lenient, &both, true, true),
+            (lenient, &other.pem, false, true),
+        ] {
+            let next = verifier(mode, pem);
+            assert_eq!(next.keeps(Some(&certificate)), with, "{mode:?}");
+            assert_eq!(next.keeps(None), without, "{mode:?}");
+        }
+    }
+
+    #[test]
     fn a_chain_beyond_the_limits_is_refused_before_it_is_parsed() {
         let own = Authority::new("own");
         let strict = verifier(ClientValidationMode::AllowValidOnly, own.pem.clone()).unwrap();
@@ -261,7 +325,7 @@ mod tests {
     #[test]
     fn the_subject_of_a_client_cannot_end_its_quotes() {
         let own = Authority::new("own");
-        let forwarded = |leaf| ClientCertificate::read(&leaf).forwarded;
+        let forwarded = |leaf| ClientCertificate::read(&[], &leaf).forwarded;
         let shown = forwarded(own.issue(|_| {}));
         let (hash, subject) = shown.split_once(';').unwrap();
         assert_eq!(hash.len(), "Hash=".len() + 64);

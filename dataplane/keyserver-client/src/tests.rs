@@ -132,6 +132,7 @@ fn contradictory_answers_of_a_key_server_are_refused() {
     let done = |consumed, leaf: &[u8], peer| OwnedHandshakeResult {
         bytes: vec![],
         consumed,
+        // TLS_AES_128_GCM_SHA256.
         suite: 0x1301,
         alpn: vec![],
         client_traffic: vec![1; 32].into(),

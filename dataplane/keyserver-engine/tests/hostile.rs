@@ -548,6 +548,7 @@ async fn channels_have_their_limit() {
     // The four parts above fill the process's limit, so the first channel of gamma is one too
     // many.
     assert!(refused(&NODE.replace("alpha", "gamma")).await);
+    // The limit of the process refuses gamma only; the quota of alpha refused the channel before.
     assert_eq!(
         fixture.value("canal_limit_refused_total{limit=\"key_channels\"}"),
         1.0

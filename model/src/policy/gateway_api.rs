@@ -381,7 +381,7 @@ impl Visitor<'_> for WeightVisitor {
     }
 }
 
-/// An object of kind UDPRoute (`gateway.networking.k8s.io/v1alpha2`).
+/// An object of kind UDPRoute (`gateway.networking.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct UdpRoute {
     pub metadata: Metadata,

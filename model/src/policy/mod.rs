@@ -234,13 +234,13 @@ impl ObjectKind {
                 "gateway.networking.k8s.io/v1alpha2",
             ],
             ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
-            ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
             ObjectKind::TlsRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1alpha3",
                 "gateway.networking.k8s.io/v1alpha2",
             ],
-            ObjectKind::TcpRoute => &[
+            // In v1 since Gateway API v1.6.
+            ObjectKind::TcpRoute | ObjectKind::UdpRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1alpha2",
             ],

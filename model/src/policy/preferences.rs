@@ -35,10 +35,10 @@ pub struct OffloadPreferenceSpec {
     /// request.
     #[serde(default)]
     pub per_connection: bool,
-    /// Number of concurrent sessions.
+    /// Number of concurrent sessions that the owner expects.
     #[serde(default)]
     pub expected_sessions: Option<NonZeroU32>,
-    /// Requests per second.
+    /// Requests per second that the owner expects.
     #[serde(default)]
     pub expected_rate: Option<NonZeroU32>,
 }
@@ -98,7 +98,7 @@ pub struct TrafficPriority {
     pub spec: TrafficPrioritySpec,
 }
 
-/// `spec:` of a TrafficPriority.
+/// `spec:` of a TrafficPriority; an empty one changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficPrioritySpec {
@@ -135,7 +135,7 @@ pub struct PriorityMatch {
     /// Principal of the client, as in an AuthorizationPolicy.
     pub principal: Option<String>,
     pub listener: Option<ListenerRef>,
-    /// Destination.
+    /// Service that the request is for.
     pub service: Option<ServiceRef>,
 }
 

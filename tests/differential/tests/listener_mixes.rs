@@ -33,7 +33,7 @@ const HOSTS: [&str; 6] = [
     "not a host",
 ];
 /// Protocols with their TLS settings.
-const PROTOCOLS: [&str; 12] = [
+const PROTOCOLS: [&str; 10] = [
     "HTTP",
     "HTTP, tls: {mode: Terminate}",
     "HTTPS, tls: {certificateRefs: [{name: cert}]}",
@@ -41,8 +41,6 @@ const PROTOCOLS: [&str; 12] = [
     "HTTPS, tls: {mode: Passthrough}",
     "TLS, tls: {mode: Passthrough}",
     "TLS, tls: {certificateRefs: [{name: cert}]}",
-    "TLS, tls: {mode: Terminate, certificateRefs: [{name: missing}]}",
-    "TLS, tls: {mode: Other}",
     "TCP",
     "UDP",
     "example.com/other",
@@ -233,12 +231,8 @@ fn has_route(listener: &ListenerIr, name: &str) -> bool {
     hosts.any(|it| is_for(it.host.as_ref(), name) && !it.routes.is_empty())
 }
 
-/// Checks that the port serves a name by the protocol of its listener.
-fn check_port(
-    view: &PortView,
-    protocol: &ListenerProtocol,
-    name: &str,
-) -> Result<(), TestCaseError> {
+/// Checks that the port is served by the protocol of its listener.
+fn check_port(view: &PortView, protocol: &ListenerProtocol) -> Result<(), TestCaseError> {
     let termination = view.termination.as_deref();
     let (is_right, app) = match protocol {
         ListenerProtocol::Http => (termination.is_none(), AppProtocol::Http1),
@@ -246,20 +240,11 @@ fn check_port(
             let is_right = matches!(termination, Some(PortTermination::Gateway(_)));
             (is_right, AppProtocol::Http1)
         }
-        ListenerProtocol::Tls => {
-            let is_right = match termination {
-                Some(PortTermination::Passthrough) => true,
-                // Another listener of the port terminates TLS.
-                Some(PortTermination::Relay(listeners)) => listeners.passes_through(Some(name)),
-                _ => false,
-            };
-            (is_right, AppProtocol::Tcp)
-        }
-        ListenerProtocol::TerminatedTls => {
-            let is_right = match termination {
-                Some(PortTermination::Relay(listeners)) => !listeners.passes_through(Some(name)),
-                _ => false,
-            };
+        ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => {
+            let is_right = matches!(
+                termination,
+                Some(PortTermination::Passthrough | PortTermination::Relay(_))
+            );
             (is_right, AppProtocol::Tcp)
         }
         ListenerProtocol::Tcp => (termination.is_none(), AppProtocol::Tcp),
@@ -284,25 +269,31 @@ fn check_name(
     prop_assert!(view.is_some(), "port {port} is not served");
     let is_open = owner.listener.closed.is_none();
     if is_open {
-        check_port(view.unwrap(), &owner.listener.protocol, name)?;
+        check_port(view.unwrap(), &owner.listener.protocol)?;
     }
-    let terminating = match view.unwrap().termination.as_deref() {
-        Some(PortTermination::Gateway(listeners)) => Some(listeners),
-        Some(PortTermination::Relay(listeners)) => {
-            Some(listeners).filter(|it| !it.passes_through(Some(name)))
-        }
-        _ => None,
-    };
-    if let Some(listeners) = terminating {
+    if let Some(PortTermination::Gateway(listeners) | PortTermination::Relay(listeners)) =
+        view.unwrap().termination.as_deref()
+    {
+        let is_passed = listeners.passes_through(Some(name));
         let choice = listeners.choose(Some(name));
+        let is_terminated = matches!(choice, ListenerChoice::Terminator(_));
         // Without its Secret, an open listener has no certificate yet.
-        let has_certificate = is_open && !owner.listener.certificates.is_empty();
-        let is_right = match choice {
-            ListenerChoice::Terminator(_) => has_certificate,
-            ListenerChoice::NoCertificate => !has_certificate,
-            ListenerChoice::NoListener => false,
-        };
-        prop_assert!(is_right, "{port} {name}: {choice:?}");
+        let has_certificate = !owner.listener.certificates.is_empty();
+        let terminates = is_open && owner.listener.protocol.terminates_tls();
+        prop_assert_eq!(
+            is_terminated,
+            terminates && has_certificate,
+            "{} {}",
+            port,
+            name
+        );
+        if is_open {
+            prop_assert_eq!(is_passed, !terminates, "{} {}", port, name);
+        }
+        prop_assert!(
+            !matches!(choice, ListenerChoice::NoListener),
+            "{port} {name}"
+        );
     }
     let routes = service.routes.as_ref().expect("a Gateway has routes");
     let request = IngressRequest {
@@ -370,7 +361,7 @@ fn every_open_listener_of_any_mix_is_served() {
         cases: if cfg!(debug_assertions) { 400 } else { 4_000 },
         ..ProptestConfig::default()
     };
-    let mut open = [0; 5];
+    let mut open = [0; 4];
     let cases = proptest::test_runner::TestRunner::new(config);
     let counted = std::cell::RefCell::new(&mut open);
     let mut cases = cases;
@@ -389,9 +380,8 @@ fn every_open_listener_of_any_mix_is_served() {
             let at = match listener.protocol {
                 ListenerProtocol::Http => 0,
                 ListenerProtocol::Https => 1,
-                ListenerProtocol::Tls => 2,
+                ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => 2,
                 ListenerProtocol::Tcp => 3,
-                ListenerProtocol::TerminatedTls => 4,
                 ListenerProtocol::Other(_) => continue,
             };
             counted.borrow_mut()[at] += u32::from(listener.closed.is_none());

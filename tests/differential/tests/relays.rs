@@ -35,6 +35,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         };
         // Some listeners are closed: of another protocol, without a certificate, or by a conflict.
         let (protocol, tls) = match (port, draw.below(12)) {
+            // Most listeners on 5432 are for TCP, and those on 443 for TLS of both modes.
             (5432, 0..8) => ("TCP", ""),
             (_, 0) => ("HTTPS", "mode: Terminate, certificateRefs: [{name: cert}]"),
             (_, 1) => ("TLS", "certificateRefs: [{name: missing}]"),
@@ -62,6 +63,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
             0 => format!(", sectionName: l{}", draw.below(listeners)),
             _ => String::new(),
         };
+        // Creation times repeat, so that both the older route and, at a tie, the name decide.
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\n\

@@ -240,8 +240,9 @@ fn an_external_authorizer_is_called_and_obeyed() {
         );
     }
     let (secret, user) = ("x-authz-secret: s", "x-authz-user: forged");
+    let headers = url(13, "/headers");
     let argv = ["curl", "-sS", "-d", "a body", "-H", secret, "-H", user];
-    let argv = [&argv[..], &[&url(13, "/headers")]].concat();
+    let argv = [&argv[..], &[headers.as_str()]].concat();
     let seen = mesh().run(CLIENT, &argv).expect_success();
     assert!(
         seen.contains("alpha.example/ns/default/sa/client"),

@@ -136,6 +136,8 @@ pub(super) fn decode(
     let at = DecodeContext(name);
     let relaying = gateway.relaying_listeners;
     let terminating = gateway.terminating_listeners;
+    // Each kind of listener has a list of its own: a gateway that does not know a list serves none
+    // of its ports.
     let is_misplaced = gateway.listeners.iter().any(|it| it.relay.is_some())
         || relaying
             .iter()
@@ -434,15 +436,16 @@ mod tests {
         assert!(routes.all(|route| route.kind == "HTTPRoute"));
     }
 
+    /// Returns the error of a Gateway after a change to it.
+    fn refused(change: &dyn Fn(&mut w::IngressGateway)) -> String {
+        let mut gateway = w::IngressGateway::from(&sample());
+        change(&mut gateway);
+        let decoded = decode("alpha/infra/web.gateway", gateway);
+        decoded.unwrap_err().to_string()
+    }
+
     #[test]
     fn what_is_no_gateway_is_refused() {
-        let refused = |change: &dyn Fn(&mut w::IngressGateway)| {
-            let mut gateway = w::IngressGateway::from(&sample());
-            change(&mut gateway);
-            decode("alpha/infra/web.gateway", gateway)
-                .unwrap_err()
-                .to_string()
-        };
         let service = refused(&|it| it.key.as_mut().unwrap().name = "web".into());
         assert!(
             service.contains("does not stand for a Gateway"),
@@ -460,6 +463,21 @@ mod tests {
             tls.certificates = vec![tls.certificates[0].clone(); CERTIFICATES_PER_LISTENER_MAX + 1];
         });
         assert!(certificates.contains("tls.certificates"), "{certificates}");
+        let port = refused(&|it| it.listeners[0].port = 0);
+        assert!(port.contains("listeners.port"), "{port}");
+        let host = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].host = Some(w::HostMatch { host: None });
+        });
+        assert!(host.contains("hosts"), "{host}");
+        let route = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
+        });
+        assert!(route.contains("virtual_hosts.routes"), "{route}");
+    }
+
+    #[test]
+    fn relays_and_validations_that_do_not_fit_are_refused() {
+        // No protocol has the number 7, and 0 is TCP. The ports are those of other kinds in `sample`.
         for (change, expected) in [
             (
                 (&|it: &mut w::IngressGateway| it.relaying_listeners[0].relay = Some(7))
@@ -518,15 +536,5 @@ mod tests {
             let text = refused(change);
             assert!(text.contains(expected), "{text}");
         }
-        let port = refused(&|it| it.listeners[0].port = 0);
-        assert!(port.contains("listeners.port"), "{port}");
-        let host = refused(&|it| {
-            it.listeners[0].virtual_hosts[0].host = Some(w::HostMatch { host: None });
-        });
-        assert!(host.contains("hosts"), "{host}");
-        let route = refused(&|it| {
-            it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
-        });
-        assert!(route.contains("virtual_hosts.routes"), "{route}");
     }
 }

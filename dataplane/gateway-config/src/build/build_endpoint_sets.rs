@@ -11,7 +11,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Labels};
 use hashbrown::HashMap;
 
-use super::{SnapshotBuilder, hostname_of};
+use super::{SnapshotBuilder, hostname_of, is_in_subset};
 use crate::load_balancing::LoadBalancing;
 use crate::{Endpoint, EndpointSet, EndpointSetId, FilterChain, ServiceNames, ServiceView};
 
@@ -169,9 +169,9 @@ impl SnapshotBuilder {
         let endpoints = self.endpoints_of(key, port, subset);
         // A rule may name a service or a port that is not stored. Its set has default values and
         // `exists` is false.
-        let service = self.services.get(key);
-        let service = service.and_then(|state| state.service.as_ref());
-        let policy = service.map(|s| s.load_balancer(port, subset));
+        let state = self.services.get(key);
+        let policy = state.map(|state| state.load_balancer(port, subset));
+        let service = state.and_then(|state| state.service.as_ref());
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let (load_balancing, is_pending) = LoadBalancing::build(
             policy.unwrap_or_default(),
@@ -213,10 +213,7 @@ impl SnapshotBuilder {
             .filter_map(|uid| self.workloads.get(uid))
         {
             // Only ready workloads of the subset that serve this port are endpoints.
-            let chosen = workload.ready
-                && subset
-                    .iter()
-                    .all(|(k, v)| workload.labels.get(k) == Some(v));
+            let chosen = workload.ready && is_in_subset(workload, subset);
             let serves = workload
                 .serves
                 .iter()

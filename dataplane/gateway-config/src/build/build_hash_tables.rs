@@ -182,9 +182,8 @@ impl SnapshotBuilder {
     ) -> Option<(Arc<EndpointSet>, ConsistentHash)> {
         let state = self.services.get(&set.service)?;
         let known = state.sets.get(set.port, &set.subset)?;
-        let service = state.service.as_ref().filter(|_| known == id)?;
-        match service.load_balancer(set.port, &set.subset) {
-            LoadBalancer::ConsistentHash(hash) => {
+        match state.load_balancer(set.port, &set.subset) {
+            LoadBalancer::ConsistentHash(hash) if known == id => {
                 Some((self.snapshot.sets.get(id)?.clone(), *hash))
             }
             _ => None,

@@ -22,7 +22,7 @@ use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
-use crate::termination::{ListenerTermination, ListenerTls, PortTermination};
+use crate::termination::{ListenerTermination, ListenerTls, PortClients, PortTermination};
 
 /// The certificates of all Gateways, and the TLS of the listeners that was built from them.
 #[derive(Default)]
@@ -31,6 +31,8 @@ pub(super) struct ListenerCertificates {
     stored: BTreeMap<String, NamedKeyPair>,
     /// TLS of each listener by its Gateway and its name.
     built: BTreeMap<(ServiceKey, String), BuiltListener>,
+    /// How each port of a Gateway validates clients, if it does.
+    clients: BTreeMap<(ServiceKey, u16), (ClientValidation, PortClients)>,
 }
 
 /// The certificate of a Secret, with its key and the Gateway that names it.
@@ -41,10 +43,10 @@ struct NamedKeyPair {
     pair: Option<Arc<ListenerKeyPair>>,
 }
 
-/// TLS of a listener, with the certificates and the validation of clients from which it was built.
+/// TLS of a listener, with the certificates and the verifier of clients from which it was built.
 struct BuiltListener {
     pairs: Vec<Arc<ListenerKeyPair>>,
-    validation: Option<ClientValidation>,
+    clients: Option<Arc<ListenerClientVerifier>>,
     is_relaying: bool,
     terminator: Arc<Terminator>,
 }
@@ -120,21 +122,22 @@ impl SnapshotBuilder {
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
         let is_relaying = of_port.clone().any(|it| it.relay.is_some());
+        // No listener terminates TLS: either TLS is passed on as it is, or the port is for HTTP or TCP.
         if of_port.clone().all(|it| it.certificates.is_none()) {
             let mut passed = of_port.filter(|it| it.relay == Some(RelayProtocol::TlsPassthrough));
             let passed = passed.next();
             return passed.map(|_| Arc::new(PortTermination::Passthrough));
         }
+        let mut validations = gateway.client_validations.iter();
+        let validation = validations.find(|it| it.ports.contains(&port.port));
+        let clients = self.port_clients(key, port.port, validation);
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
-            let validations = &gateway.client_validations;
-            let validation = validations
-                .iter()
-                .find(|it| it.ports.contains(&listener.port));
             let tls = match listener.certificates {
+                // A port for TLS may have listeners that terminate it beside those that do not.
                 None => ListenerTls::Passed,
                 Some(_) => {
-                    ListenerTls::Terminated(self.listener_terminator(key, listener, validation))
+                    ListenerTls::Terminated(self.listener_terminator(key, listener, &clients))
                 }
             };
             hosts.insert(&host_text(listener.host.as_ref()), tls);
@@ -145,11 +148,42 @@ impl SnapshotBuilder {
             Some(keyring) => keyring.trust().view(&key.tenant),
             None => TrustView::without_bundles(),
         };
-        let listeners = ListenerTermination { hosts, trust };
+        let listeners = ListenerTermination {
+            hosts,
+            trust,
+            clients,
+        };
         Some(Arc::new(match is_relaying {
             true => PortTermination::Relay(listeners),
             false => PortTermination::Gateway(listeners),
         }))
+    }
+
+    /// Returns how a port validates clients; a verifier is built only if the validation changed.
+    fn port_clients(
+        &mut self,
+        key: &ServiceKey,
+        port: u16,
+        validation: Option<&ClientValidation>,
+    ) -> PortClients {
+        let known = &mut self.listener_certificates.clients;
+        let at = (key.clone(), port);
+        let Some(validation) = validation else {
+            known.remove(&at);
+            return PortClients::Unasked;
+        };
+        if let Some((_, same)) = known.get(&at).filter(|(old, _)| old == validation) {
+            return same.clone();
+        }
+        let clients = match ListenerClientVerifier::new(validation) {
+            Ok(verifier) => PortClients::Validated(Arc::new(verifier)),
+            Err(error) => {
+                tracing::error!(gateway = %key, port, %error, "gateway: the clients of a port cannot be validated, its listeners refuse all of them");
+                PortClients::Refused
+            }
+        };
+        known.insert(at, (validation.clone(), clients.clone()));
+        clients
     }
 
     /// Drops the TLS of listeners that a Gateway no longer has.
@@ -159,8 +193,13 @@ impl SnapshotBuilder {
             let mut listeners = gateway.iter().flat_map(|it| &it.listeners);
             listeners.any(|it| it.name == *name)
         };
-        let built = &mut self.listener_certificates.built;
+        let has_port = |port: u16| {
+            let mut listeners = gateway.iter().flat_map(|it| &it.listeners);
+            listeners.any(|it| it.port == port)
+        };
+        let ListenerCertificates { built, clients, .. } = &mut self.listener_certificates;
         built.retain(|(of, name), _| of != key || is_listed(name));
+        clients.retain(|(of, port), _| of != key || has_port(*port));
     }
 
     /// Returns the TLS of a listener; `None` if it is closed, if none of its certificates has
@@ -169,7 +208,7 @@ impl SnapshotBuilder {
         &mut self,
         key: &ServiceKey,
         listener: &IngressListener,
-        validation: Option<&ClientValidation>,
+        clients: &PortClients,
     ) -> Option<Arc<Terminator>> {
         let named = listener.certificates.iter().flatten();
         let of_gateway = named.filter_map(|secret| self.listener_certificates.pair(key, secret));
@@ -180,8 +219,16 @@ impl SnapshotBuilder {
             built.remove(&at);
             return None;
         }
+        let clients = match clients {
+            PortClients::Unasked => None,
+            PortClients::Validated(verifier) => Some(verifier.clone()),
+            PortClients::Refused => {
+                built.remove(&at);
+                return None;
+            }
+        };
         let is_same = |old: &&BuiltListener| {
-            old.validation.as_ref() == validation
+            old.clients.as_ref().map(Arc::as_ptr) == clients.as_ref().map(Arc::as_ptr)
                 && old.is_relaying == listener.relay.is_some()
                 && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
@@ -191,14 +238,6 @@ impl SnapshotBuilder {
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
-        let clients = match validation.map(ListenerClientVerifier::new).transpose() {
-            Ok(clients) => clients.map(Arc::new),
-            Err(error) => {
-                tracing::error!(gateway = %key, listener = %listener.name, %error, "gateway: the clients of a listener cannot be validated, it refuses all of them");
-                built.remove(&at);
-                return None;
-            }
-        };
         let terms = TerminationTerms {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
@@ -216,12 +255,12 @@ impl SnapshotBuilder {
         let terminator = Arc::new(Terminator::with_certificates(
             terms,
             certificates,
-            clients,
+            clients.clone(),
             trust,
         ));
         let listener = BuiltListener {
             pairs,
-            validation: validation.cloned(),
+            clients,
             is_relaying: listener.relay.is_some(),
             terminator: terminator.clone(),
         };

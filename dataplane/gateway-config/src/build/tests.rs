@@ -606,11 +606,13 @@ fn service_filters_apply_only_when_a_rule_routes_to_another_service() {
     let first = builder.apply(&all, &[], Generation(1));
     assert_eq!(filters(&first, "a"), [none, none]);
     assert_eq!(filters(&first, "b"), [none, none]);
+    // A DENY policy without conditions on the body reads none of it; an authorizer may.
     let second = builder.apply(&[policy("a", None)], &[], Generation(2));
     assert_eq!(filters(&second, "a"), [none, none]);
     assert_eq!(filters(&second, "b"), [none, none]);
     let third = builder.apply(&[policy("a", Some("z"))], &[], Generation(3));
     assert_eq!(filters(&third, "a"), [asked, none]);
+    // b's endpoint has b's policies on both ways to it.
     let fourth = builder.apply(&[policy("b", Some("z"))], &[], Generation(4));
     assert_eq!(filters(&fourth, "a"), [asked, asked]);
     assert_eq!(filters(&fourth, "b"), [none, asked]);
@@ -684,6 +686,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
     // The ID of the resource that `gateway` returns.
     let id = ServiceId::new(40).unwrap();
     assert!(snapshot.service_inside(id).is_some());
+    // Clients reach a Gateway at its addresses only; the hostname of its service is made up.
     let named = snapshot.tenant("t").unwrap();
     assert!(
         named

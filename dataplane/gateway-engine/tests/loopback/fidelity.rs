@@ -97,6 +97,7 @@ async fn assert_without_content(fixture: &GatewayFixture, status: u16, case: &st
 #[tokio::test]
 async fn responses_without_content_end_with_their_head_and_their_connection_is_not_reused() {
     // Three requests follow: they share a connection to the endpoint, or each has one of its own.
+    // Behind a head that announces content may be bytes that look like the next response.
     for (answer, status, connections) in [
         ("HTTP/1.1 204 No Content\r\n\r\n", 204, 1),
         (

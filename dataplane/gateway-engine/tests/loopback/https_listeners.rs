@@ -438,6 +438,7 @@ async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
         .await
         .unwrap();
     assert_eq!(presented(&stream), second.der);
+    // From here on, new handshakes get the second certificate, and idle connections are used on.
     let after = sent.load(Ordering::Relaxed);
     beyond(after + 100).await;
     is_over.store(true, Ordering::Relaxed);
@@ -542,6 +543,42 @@ fn validating_gateway(mode: ClientValidationMode, authority: &ClientAuthority) -
     all
 }
 
+#[tokio::test]
+async fn clients_stay_only_if_the_next_validation_accepts_them_too() {
+    let https = HttpsFixture::with_client_cert(&OriginServer::echo().await);
+    let www = OwnCertificate::new("www", "www.example.com");
+    let (own, mut both) = (ClientAuthority::new("own"), ClientAuthority::new("other"));
+    let other = both.pem.clone();
+    both.pem += &own.pem;
+    let strict = ClientValidationMode::AllowValidOnly;
+    https.fixture.apply(vec![www.resource.clone()]);
+    https.fixture.apply(gateway_of(None, Some("www")));
+    let connect = async |client: Option<&ClientCredential>| {
+        let stream = connect_as(https.address, &[&www], client, "www.example.com", &[]).await;
+        HttpClient {
+            stream: stream.unwrap(),
+            buffer: Vec::new(),
+        }
+    };
+    let status = async |client: &mut HttpClient<TlsStream<TcpStream>>| {
+        client.send(REQUEST.as_bytes()).await;
+        client.answer().await.unwrap().status
+    };
+    let mut anyone = connect(None).await;
+    assert_eq!(status(&mut anyone).await, 200);
+    // The port did not ask for certificates, and does now.
+    https.fixture.apply(validating_gateway(strict, &own));
+    assert_eq!(status(&mut anyone).await, 421);
+    let mut valid = connect(Some(&own.issue("shop"))).await;
+    assert_eq!(status(&mut valid).await, 200);
+    // A further authority ends no connection.
+    https.fixture.apply(validating_gateway(strict, &both));
+    assert_eq!(status(&mut valid).await, 200);
+    both.pem = other;
+    https.fixture.apply(validating_gateway(strict, &both));
+    assert_eq!(status(&mut valid).await, 421);
+}
+
 const REQUEST: &str = "GET /x HTTP/1.1\r\nHost: www.example.com\r\nX-Forwarded-Client-Cert: URI=spiffe://alpha.example/ns/default/sa/admin\r\n\r\n";
 
 #[tokio::test]
@@ -569,7 +606,7 @@ async fn a_listener_that_validates_clients_serves_only_those_of_its_authorities(
         assert!(https.answer_to(&www, client, REQUEST).await.is_none());
         https.fixture.until(REFUSED, &labels, number).await;
     }
-    // The authority changes while a connection is open: it goes on, and new ones need the new one.
+    // The authority changes while a connection is open: its client needs another one.
     let trusted = [&www];
     let stream = connect_as(
         https.address,
@@ -590,7 +627,7 @@ async fn a_listener_that_validates_clients_serves_only_those_of_its_authorities(
     let answer = https.answer_to(&www, Some(&foreign), REQUEST).await;
     assert_eq!(answer.unwrap().status, 200);
     kept.send(REQUEST.as_bytes()).await;
-    assert_eq!(kept.answer().await.unwrap().status, 200);
+    assert_eq!(kept.answer().await.unwrap().status, 421);
 }
 
 #[tokio::test]

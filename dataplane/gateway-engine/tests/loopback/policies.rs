@@ -713,7 +713,7 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         AuthorizationAction::Deny,
         vec![path(&["/other"])],
     )]);
-    // These policies must decide before the next ones replace them. They deny the POST only.
+    // These policies must decide before the next replace them. They deny the POST, one of six.
     let allowed = async |count: f64| {
         let labels = &["result=\"allowed\""];
         fixture

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use canal_gateway_engine::{GatewayLimits, PlainListener};
 use canal_model::authorization::{AuthorizationAction, PolicyRule};
@@ -199,6 +200,51 @@ async fn a_client_hello_that_does_not_end_counts_on_the_tenants_handshakes() {
     let found = relayed(relay.tls, &hello("www.example.com")).await;
     assert_eq!(found.unwrap(), b'w');
     drop(silent);
+}
+
+#[tokio::test]
+async fn relays_end_with_their_listener_or_route() {
+    let relay = RelayFixture::new(GatewayLimits::default()).await;
+    let open = async |address: SocketAddr, bytes: Vec<u8>| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        let mut answer = vec![0; 1 + bytes.len()];
+        stream.read_exact(&mut answer).await.unwrap();
+        stream
+    };
+    let ends = async |stream: &mut TcpStream| {
+        let mut byte = [0];
+        let end = stream.read(&mut byte);
+        let waited = canal_timing::deadline(Duration::from_secs(10));
+        let end = tokio::time::timeout(waited, end).await.expect("an end");
+        assert!(matches!(end, Err(_) | Ok(0)), "{end:?}");
+    };
+    let mut www = open(relay.tls, hello("www.example.com")).await;
+    let mut wild = open(relay.tls, hello("a.example.com")).await;
+    let mut tcp = open(relay.tcp, b"SELECT 1".to_vec()).await;
+    let gateway = |listeners| {
+        Resource::Ingress(IngressGateway {
+            key: key(TENANT, GATEWAY),
+            id: ServiceId::new(40).unwrap(),
+            listeners,
+            client_validations: Vec::new(),
+            trusted_proxies: 0,
+        })
+    };
+    let exact = Some(HostMatch::Exact("www.example.com".to_owned()));
+    let suffix = Some(HostMatch::Suffix(".example.com".to_owned()));
+    // `www` is closed, and nothing listens for TCP.
+    relay.fixture.apply(vec![gateway(vec![
+        listener("www", TLS_PORT, exact, ""),
+        listener("wild", TLS_PORT, suffix, "api"),
+    ])]);
+    ends(&mut www).await;
+    ends(&mut tcp).await;
+    wild.write_all(b"x").await.unwrap();
+    assert_eq!(wild.read_u8().await.unwrap(), b'x');
+    let gone = (ResourceKind::Ingress, "alpha/default/public.gateway");
+    relay.fixture.change(Vec::new(), &[gone]);
+    ends(&mut wild).await;
 }
 
 #[tokio::test]

@@ -307,6 +307,7 @@ async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_s
         ),
         1.0
     );
+    // The second listener is that of beta, which has a share of its own.
     assert_eq!(
         HttpClient::get(fixture.engine.plain_addresses()[1], "/")
             .await

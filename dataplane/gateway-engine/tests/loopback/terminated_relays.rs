@@ -225,6 +225,7 @@ async fn a_connection_that_no_listener_terminates_is_refused_by_name() {
         assert!(error.to_string().contains(alert), "{name:?}: {error}");
         relay.refused(reason, before + 1.0).await;
     }
+    // Byte 5 is the type of the handshake message, of which 2 is a ServerHello.
     let mut broken = hello("www.example.com");
     broken[5] = 2;
     // Without early data, nothing follows a ClientHello that the gateway has not answered.

@@ -297,6 +297,7 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
         assert_eq!(fixture.metric("canal_hbone_unsteered_total"), 0);
         let last = buckets(&seen.borrow()).pop().unwrap();
         let asked = trigger.take().unwrap();
+        // So long that the drain forces nothing while the test runs.
         asked.drain(ms(60_000));
         until(
             "another connection replaces it before a stream needs it",

@@ -161,6 +161,7 @@ fn records_within_the_hello() -> Vec<HostileCase> {
             record(HANDSHAKE, &[1; 65_535]),
             refused(Protocol, DECODE),
         ),
+        // Byte 50 is anywhere within the hello.
         wired(
             "an alert within the hello",
             |m| [one(&m[..50]), record(ALERT, &[1, 90]), one(&m[50..])].concat(),
@@ -181,6 +182,7 @@ fn records_within_the_hello() -> Vec<HostileCase> {
             |m| one(&m.repeat(2)),
             refused(Protocol, UNEXPECTED),
         ),
+        // After a whole hello the server expects only protected records.
         wired(
             "two hellos in two records",
             |m| one(m).repeat(2),

@@ -498,6 +498,7 @@ fn second_hellos() {
     // The share is not of the group that the hello offers.
     let elsewhere = || fixture.hello().keys(&[P256], &[fixture.keys.share(X25519)]);
     let random = |h: CraftedHello| h.change(|h| h.random = [4; 32]);
+    // The server selects 0x1302, TLS_AES_256_GCM_SHA384, before that of the second hello.
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
     check(&[
         case("a second hello as requested", again(fixture.hello()), up()),
@@ -573,6 +574,7 @@ fn psk(binder: usize) -> Vec<u8> {
 
 /// Returns cases with pre-shared keys and early data.
 fn keys_and_early_data() -> Vec<HostileCase> {
+    // PSK_MODES is a list's length and modes: 1 is with Diffie-Hellman, 0 is without it.
     let resumed = |h: CraftedHello| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(32));
     let early = |h: CraftedHello| {
         h.with(EARLY_DATA, &[])
@@ -706,6 +708,8 @@ fn protocols_and_signatures() -> Vec<HostileCase> {
 
 /// Returns cases with server names, and with extensions that the server does not need.
 fn names_and_other_extensions() -> Vec<HostileCase> {
+    // A server name of type 0 is a host name (RFC 6066), and algorithm 2 of compression is brotli
+    // (RFC 8879).
     vec![
         hello(
             "a name",

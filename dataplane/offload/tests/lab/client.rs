@@ -25,6 +25,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     let has = |o: &str| args.iter().any(|a| a == o);
     let value = |o: &str| args.iter().find_map(|a| a.strip_prefix(o));
     if has("unprivileged") {
+        // 65534 is `nobody`.
         // SAFETY: no memory is involved; this process has one thread that matters and ends after
         // the case.
         assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);

@@ -219,6 +219,7 @@ fn a_packet_is_charged_only_where_it_enters_the_tier() {
             // Unchanged limits would keep the few tokens of an earlier attempt.
             r.remove_throttle(&key).unwrap();
             r.set_throttle(&key, &limits).unwrap();
+            // Eight, and below four, are more than the burst of two.
             let passed_on: Vec<u32> = (0..8).map(|_| s.run(&forwarded(1)).verdict).collect();
             (
                 passed_on,

@@ -218,6 +218,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
             first.sessions,
             first.accepted
         ),
+        // The fixture always has 3 sessions, of 9 accepted ones.
         ("b1", "250.1.0.1", 0, 3, 9)
     );
     assert!(fixture.agent.ready().is_err());

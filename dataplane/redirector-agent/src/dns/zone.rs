@@ -291,6 +291,7 @@ pub(crate) mod tests {
             ("db.default.svc.cluster.local", &ZoneLookup::Unknown),
             ("db.default", &ZoneLookup::Unknown),
             ("db.default.svc", &ZoneLookup::Unknown),
+            // Nobody else has names below `svc`, but `db.other` may be a domain of the Internet.
             ("db.other.svc", &ZoneLookup::Unknown),
             ("a.b.c.svc", &ZoneLookup::Unknown),
             ("db.other", &ZoneLookup::Foreign),
@@ -303,6 +304,7 @@ pub(crate) mod tests {
             ("other.svc.cluster.local", &ZoneLookup::Unknown),
             ("svc.cluster.local", &ZoneLookup::Between),
             ("cluster.local", &ZoneLookup::Between),
+            // The zone begins at `cluster.local`; its parent is not this server's.
             ("local", &ZoneLookup::Foreign),
             ("web", &ZoneLookup::Unknown),
             ("example.com", &ZoneLookup::Foreign),

@@ -226,6 +226,7 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
             "tenant=\"gamma\"",
         ),
         (4, Subject::ConfigDump, "alpha", "\"of\": \"alpha\"", "all"),
+        // The dump of everything is `Stand`'s long text.
         (5, Subject::ConfigDump, "", "\"all\": \"xxx", "of"),
     ] {
         stand.begin(id, subject, tenant).await;
