@@ -16,6 +16,7 @@ mod frontend_validation;
 pub mod hostname;
 mod kinds;
 mod listeners;
+pub mod precedence;
 mod routes;
 mod servers;
 
