@@ -221,6 +221,7 @@ pub(crate) fn resolve<'a>(
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
         authorities: AuthorityIndex::new(
             &objects.config_maps,
+            &objects.secrets,
             &objects.trust_bundles,
             &objects.grants,
         ),
