@@ -231,13 +231,13 @@ async fn a_connection_that_no_listener_terminates_is_refused_by_name() {
     // Without early data, nothing follows a ClientHello that the gateway has not answered.
     let mut followed = hello("www.example.com");
     followed.extend([0x17, 3, 3, 0, 1, 0]);
-    for bytes in [&followed, &broken] {
+    for (number, bytes) in [(1.0, &broken), (2.0, &followed)] {
         let mut stream = TcpStream::connect(relay.mixed).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         // The end, an alert or a reset.
         let _ = stream.read_to_end(&mut Vec::new()).await;
+        relay.refused("tls_protocol", number).await;
     }
-    relay.refused("tls_protocol", 1.0).await;
     for address in [relay.mixed, relay.only] {
         assert!(relayed(address, b"GET / HTTP/1.1\r\n\r\n").await.is_err());
     }
