@@ -62,8 +62,9 @@ sbom: ## the software bill of materials (CycloneDX), target/sbom.cdx.json
 tidy: ## the rules of the house alone
 	@$(CARGO) xtask tidy
 
-bench-micro: build ## codec and router: ns per operation, bytes per route
+bench-micro: build ## codec and router: ns per operation, bytes per route; compiler: ms for a large tenant and for a change of it
 	@$(CARGO) bench -p canal-bench-micro
+	@$(BIN)/canal-bench-micro compile
 
 bench-peers: build ## gateway beside HAProxy, nginx and Envoy in one run: CPU per request
 	@setup/install bench

@@ -11,14 +11,13 @@
 mod build;
 mod diagnostic_collector;
 mod names;
-mod precedence;
 mod protocol;
 mod resolve;
-pub mod resource_budget;
-pub mod route_weight;
 
+pub(crate) use canal_attachment::precedence;
 pub use canal_ir::oracle_relay;
 pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress};
+pub use canal_ir::{resource_budget, route_weight};
 pub use canal_ir::{text, text_security};
 pub use canal_scope::{claims, scope};
 

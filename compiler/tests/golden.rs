@@ -357,7 +357,7 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
                     for (name, value) in &answer.headers {
                         write!(text, " {name}:{value}").unwrap();
                     }
-                    write!(text, " {:?}", answer.body).unwrap();
+                    write!(text, " {:?}", String::from_utf8_lossy(&answer.body)).unwrap();
                 }
             }
             text

@@ -114,6 +114,8 @@ pub struct UrlRedirect {
     pub host: Option<String>,
     pub port: RedirectPort,
     pub path: Option<PathRewrite>,
+    /// Query that replaces the request's.
+    pub query: Option<String>,
 }
 
 /// Statuses that a redirect may have.
@@ -169,7 +171,7 @@ pub struct DirectResponse {
     /// Status of the response, from 200 to 599.
     pub status: u16,
     /// Empty for a status that has no body.
-    pub body: String,
+    pub body: Vec<u8>,
 }
 
 impl DirectResponse {

@@ -37,9 +37,11 @@ struct LoadPart {
     node_us: f64,
 }
 
-/// Minimum rate of new connections per second, and maximum cost of a connection at the end relative
-/// to the begin.
+/// Minimum rate of new connections per second: the target of docs/performance.md, for all parts of
+/// the run together 60 s.
 const RATE_MIN: f64 = 2_000.0;
+/// Maximum cost of a connection at the end relative to the begin. Parts of one run differ by a tenth
+/// without a cause, so twice that is growth.
 const GROWTH_MAX: f64 = 1.2;
 
 pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
@@ -97,6 +99,7 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
         .iter()
         .map(|part| part.per_second)
         .fold(f64::INFINITY, f64::min);
+    // The machine's CPU includes what the kernel does for a connection, whoever is charged for it.
     let growth = last.machine_per() / first.machine_per();
     record.put(
         "connections",

@@ -1,11 +1,14 @@
 //! Binds VirtualServices to the listeners of Istio's Gateways that they name: those with a host in
 //! common, of a server that takes VirtualServices of their namespace. It resolves no rules.
 
+use std::collections::BTreeMap;
+
 use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::{Namespace, ObjectName};
+use canal_model::ingress::ListenerProtocol;
 use canal_model::program::HostMatch;
 
-use crate::listeners::{COMPARISONS_PER_TENANT_MAX, TenantListeners};
+use crate::listeners::{COMPARISONS_PER_TENANT_MAX, GatewayListeners, TenantListeners};
 use crate::routes::{ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment};
 use crate::{hostname, shorten};
 
@@ -35,6 +38,29 @@ pub fn gateway_name(own: &Namespace, written: &str) -> Result<(Namespace, Object
     }
 }
 
+/// The rules of a VirtualService that are put on listeners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BoundRules {
+    /// Those for requests.
+    Http,
+    /// Those for connections with TLS that passes through.
+    Tls,
+    /// Those for other connections that are relayed.
+    Tcp,
+}
+
+impl BoundRules {
+    /// Returns whether a listener takes such rules. One that is not served could take any.
+    fn are_for(self, protocol: &ListenerProtocol) -> bool {
+        match protocol {
+            ListenerProtocol::Http | ListenerProtocol::Https => self == Self::Http,
+            ListenerProtocol::Tls => self == Self::Tls,
+            ListenerProtocol::TerminatedTls | ListenerProtocol::Tcp => self == Self::Tcp,
+            ListenerProtocol::Other(_) => true,
+        }
+    }
+}
+
 /// The reason why a VirtualService is on no listener of a Gateway.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BindingProblem {
@@ -46,9 +72,9 @@ pub struct BindingProblem {
 }
 
 impl TenantListeners {
-    /// Returns the listeners of a Gateway of Istio on which the hosts of a VirtualService in the
-    /// namespace `from` are served. A listener that redirects to HTTPS serves none. `parent` is the
-    /// index of the Gateway in the VirtualService.
+    /// Returns the listeners of a Gateway of Istio on which rules of a VirtualService in the namespace
+    /// `from` apply, with those of its hosts that are served there. A listener that redirects to HTTPS
+    /// serves none. `parent` is the index of the Gateway in the VirtualService.
     ///
     /// # Errors
     /// Returns the problem if there is no Gateway of Canal's, or it has no such listener.
@@ -56,27 +82,12 @@ impl TenantListeners {
         &mut self,
         gateway: &(Namespace, ObjectName),
         from: &Namespace,
-        hosts: &[Option<HostMatch>],
+        (rules, hosts): (BoundRules, &[Option<HostMatch>]),
         parent: usize,
     ) -> Result<Vec<Attachment>, BindingProblem> {
         let refuse = |code, problem: String, fix| Err(BindingProblem { code, problem, fix });
         let (namespace, name) = gateway;
-        let found = match self.istio_gateways.get(gateway) {
-            None => {
-                let problem = format!("there is no Gateway {namespace}/{name} of Istio's kind");
-                return refuse(
-                    DiagnosticCode::UnresolvedParent,
-                    problem,
-                    "create it or correct the name",
-                );
-            }
-            Some(None) => {
-                let problem = format!("Gateway {namespace}/{name} is not Canal's");
-                let fix = "see what is reported of its selector";
-                return refuse(DiagnosticCode::ForeignGatewayClass, problem, fix);
-            }
-            Some(Some(found)) => found,
-        };
+        let found = bindable(&self.istio_gateways, gateway)?;
         let cost = found.listeners.len().saturating_mul(hosts.len());
         let Some(left) = self.comparisons_left.checked_sub(cost) else {
             // The objects behind this one must not be bound either.
@@ -99,8 +110,14 @@ impl TenantListeners {
                 .iter()
                 .filter(|host| hostname::overlap(own, host.as_ref()));
             let shared: Vec<Option<HostMatch>> = shared.cloned().collect();
+            // A listener for TCP takes connections for any host.
+            let shared = match placed.listener.protocol {
+                ListenerProtocol::Tcp if !shared.is_empty() => vec![None],
+                _ => shared,
+            };
             let is_allowed = placed.allowed.has(namespace, from, &self.namespaces);
-            if shared.is_empty() || !is_allowed {
+            let are_meant = rules.are_for(&placed.listener.protocol);
+            if shared.is_empty() || !is_allowed || !are_meant {
                 continue;
             }
             is_shared = true;
@@ -131,6 +148,28 @@ impl TenantListeners {
         }
         Ok(attachments)
     }
+}
+
+/// Returns a Gateway of Istio that Canal serves.
+fn bindable<'a>(
+    gateways: &'a BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
+    gateway: &(Namespace, ObjectName),
+) -> Result<&'a GatewayListeners, BindingProblem> {
+    let (namespace, name) = gateway;
+    let (code, problem, fix) = match gateways.get(gateway) {
+        Some(Some(found)) => return Ok(found),
+        Some(None) => (
+            DiagnosticCode::ForeignGatewayClass,
+            format!("Gateway {namespace}/{name} is not Canal's"),
+            "see what is reported of its selector",
+        ),
+        None => (
+            DiagnosticCode::UnresolvedParent,
+            format!("there is no Gateway {namespace}/{name} of Istio's kind"),
+            "create it or correct the name",
+        ),
+    };
+    Err(BindingProblem { code, problem, fix })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use canal_model::policy::frontend_tls::{
 };
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::listeners::Gateway;
-use canal_model::policy::secret::SecretProblem;
+use canal_model::policy::secret::{Secret, SecretProblem};
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
 
 use crate::certificates::{ReferenceProblem, is_granted};
@@ -87,6 +87,7 @@ impl FrontendValidation {
 /// Gateways may have yet.
 pub(crate) struct AuthorityIndex<'a> {
     config_maps: BTreeMap<(&'a Namespace, &'a ObjectName), &'a ConfigMap>,
+    secrets: BTreeMap<(&'a Namespace, &'a ObjectName), &'a Secret>,
     trust_bundles: BTreeMap<&'a ObjectName, &'a ClusterTrustBundle>,
     grants: &'a [Written<'a, ReferenceGrant>],
     bytes_left: usize,
@@ -95,6 +96,7 @@ pub(crate) struct AuthorityIndex<'a> {
 impl<'a> AuthorityIndex<'a> {
     pub(crate) fn new(
         config_maps: &'a [Written<'a, ConfigMap>],
+        secrets: &'a [Written<'a, Secret>],
         trust_bundles: &'a [Written<'a, ClusterTrustBundle>],
         grants: &'a [Written<'a, ReferenceGrant>],
     ) -> Self {
@@ -102,9 +104,14 @@ impl<'a> AuthorityIndex<'a> {
             let metadata = &map.object.metadata;
             ((&metadata.namespace, &metadata.name), map.object)
         });
+        let secrets = secrets.iter().map(|secret| {
+            let metadata = &secret.object.metadata;
+            ((&metadata.namespace, &metadata.name), secret.object)
+        });
         let trust_bundles = trust_bundles.iter();
         Self {
             config_maps: config_maps.collect(),
+            secrets: secrets.collect(),
             trust_bundles: trust_bundles
                 .map(|bundle| (&bundle.object.metadata.name, bundle.object))
                 .collect(),
@@ -265,23 +272,26 @@ impl<'a> AuthorityIndex<'a> {
     ) -> Result<&'a CaCertificates, ReferenceProblem> {
         let name = &reference.name;
         let (text, ca) = match (reference.group.as_str(), reference.kind.as_str()) {
-            ("", "ConfigMap") => {
+            ("", kind @ ("ConfigMap" | "Secret")) => {
                 let namespace = reference.namespace.as_ref().unwrap_or(own);
-                let text = format!("ConfigMap {namespace}/{name}");
+                let text = format!("{kind} {namespace}/{name}");
                 let to = (namespace, name);
-                // Whether the ConfigMap exists is not to be learned without a grant.
-                if namespace != own && !is_granted(self.grants, ("Gateway", own), "ConfigMap", to) {
+                // Whether the object exists is not to be learned without a grant.
+                if namespace != own && !is_granted(self.grants, ("Gateway", own), kind, to) {
                     return Err(ReferenceProblem {
                         is_pending: true,
                         code: Code::CertificateNotPermitted,
                         reason: ListenerFaultReason::RefNotPermitted,
                         problem: format!("no ReferenceGrant lets Gateways in {own} use {text}"),
                         fix: format!(
-                            "write a ReferenceGrant in {namespace} from Gateways in {own} to that ConfigMap"
+                            "write a ReferenceGrant in {namespace} from Gateways in {own} to that {kind}"
                         ),
                     });
                 }
-                let found = self.config_maps.get(&to).map(|map| &map.ca);
+                let found = match kind {
+                    "Secret" => self.secrets.get(&to).map(|secret| &secret.ca),
+                    _ => self.config_maps.get(&to).map(|map| &map.ca),
+                };
                 (text, found)
             }
             (CERTIFICATES_GROUP, "ClusterTrustBundle") => {
@@ -299,7 +309,7 @@ impl<'a> AuthorityIndex<'a> {
                     reason: ListenerFaultReason::InvalidCaCertificateKind,
                     ..refusal(
                         format!("authorities cannot be a {kind:?} of group {group:?}"),
-                        "write kind: ConfigMap and group: \"\"",
+                        "write kind: ConfigMap or kind: Secret, and group: \"\"",
                     )
                 });
             }

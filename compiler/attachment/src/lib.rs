@@ -16,6 +16,7 @@ mod frontend_validation;
 pub mod hostname;
 mod kinds;
 mod listeners;
+pub mod precedence;
 mod routes;
 mod servers;
 
@@ -26,7 +27,7 @@ use canal_model::policy::Document;
 use certificates::ReferenceProblem;
 
 pub use allowed::SELECTOR_PARTS_MAX;
-pub use bindings::{BindingProblem, MESH, gateway_name};
+pub use bindings::{BindingProblem, BoundRules, MESH, gateway_name};
 pub use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
 pub use certificates::{CERTIFICATE_BYTES_PER_TENANT_MAX, CERTIFICATES_PER_TENANT_MAX};
 pub use frontend_validation::CLIENT_CA_BYTES_PER_TENANT_MAX;

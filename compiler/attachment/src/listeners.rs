@@ -231,6 +231,7 @@ pub(crate) fn resolve<'a>(
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
         authorities: AuthorityIndex::new(
             &objects.config_maps,
+            &objects.secrets,
             &objects.trust_bundles,
             &objects.grants,
         ),
@@ -749,6 +750,7 @@ fn protocol(
             closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
             ListenerProtocol::Tls
         }
+        // The mode of HTTPS is checked with its certificates, and HTTP and TCP have no TLS at all.
         (protocol, _) => protocol,
     };
     let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);

@@ -201,7 +201,7 @@ impl ServerReader<'_, '_, '_> {
         let redirects_to_https = self.redirects(&field, &protocol, server, &mut closed);
         let certificates = match &server.tls {
             // No key is sent for a closed server.
-            Some(tls) if protocol == ListenerProtocol::Https && closed.is_none() => {
+            Some(tls) if protocol.terminates_tls() && closed.is_none() => {
                 self.certificates(&format!("{field}.tls"), tls, &mut closed)
             }
             _ => Vec::new(),
@@ -238,15 +238,20 @@ impl ServerReader<'_, '_, '_> {
         closed: &mut Option<Arc<ListenerFault>>,
     ) -> ListenerProtocol {
         let written = server.port.protocol.as_str();
+        let mode = server.tls.as_ref().map(mode_of);
         // Istio compares the names of protocols in any case.
-        match written.to_ascii_uppercase().as_str() {
-            "HTTP" | "HTTP2" | "GRPC" | "GRPC-WEB" => return ListenerProtocol::Http,
-            "HTTPS" => return ListenerProtocol::Https,
+        match (written.to_ascii_uppercase().as_str(), mode) {
+            ("HTTP" | "HTTP2" | "GRPC" | "GRPC-WEB", _) => return ListenerProtocol::Http,
+            // TLS that passes through is not known to have HTTP inside.
+            ("HTTPS" | "TLS", Some("PASSTHROUGH")) => return ListenerProtocol::Tls,
+            ("HTTPS", _) => return ListenerProtocol::Https,
+            ("TLS", _) => return ListenerProtocol::TerminatedTls,
+            ("TCP" | "MONGO" | "MYSQL" | "REDIS", _) => return ListenerProtocol::Tcp,
             _ => {}
         }
         let short = shorten(written);
         let problem = format!("servers of protocol {short:?} are not served in this version");
-        let fix = "use protocol: HTTP or HTTPS, or remove the server";
+        let fix = "use protocol: HTTP, HTTPS, TLS or TCP, or remove the server";
         self.report.error(
             Code::UnsupportedProtocol,
             format!("{field}.port.protocol"),
@@ -268,8 +273,14 @@ impl ServerReader<'_, '_, '_> {
     ) -> bool {
         let settings = server.tls.as_ref();
         match (protocol, settings) {
-            (ListenerProtocol::Https, None) => {
-                let problem = "a server for HTTPS needs TLS settings";
+            (ListenerProtocol::Tcp, Some(_)) => {
+                let problem = "a server for TCP has no TLS settings";
+                let fix = "use protocol: TLS, or remove the settings";
+                self.close(closed, format!("{field}.tls"), problem, fix);
+                false
+            }
+            (ListenerProtocol::Https | ListenerProtocol::TerminatedTls, None) => {
+                let problem = "a server for HTTPS or TLS needs TLS settings";
                 let fix = "write mode: SIMPLE and credentialName";
                 self.close(closed, format!("{field}.tls"), problem, fix);
                 false
@@ -285,8 +296,8 @@ impl ServerReader<'_, '_, '_> {
                 }
                 tls.https_redirect
             }
-            (ListenerProtocol::Https, Some(tls)) if tls.https_redirect => {
-                let problem = "a server for HTTPS redirects nobody to HTTPS";
+            (protocol, Some(tls)) if *protocol != ListenerProtocol::Http && tls.https_redirect => {
+                let problem = "only a server for HTTP redirects to HTTPS";
                 let field = format!("{field}.tls.httpsRedirect");
                 self.report
                     .warning(Code::IneffectiveField, field, problem, "remove the field");
@@ -296,16 +307,15 @@ impl ServerReader<'_, '_, '_> {
         }
     }
 
-    /// Returns the Secrets with the certificates of a server for HTTPS. Without any, the server is
-    /// closed.
+    /// Returns the Secrets with the certificates of a server that terminates TLS. Without any, the
+    /// server is closed.
     fn certificates(
         &mut self,
         field: &str,
         tls: &ServerTls,
         closed: &mut Option<Arc<ListenerFault>>,
     ) -> Vec<SecretKey> {
-        // Istio's default is the first value of the enumeration.
-        let mode = tls.mode.as_deref().unwrap_or("PASSTHROUGH");
+        let mode = mode_of(tls);
         if mode != "SIMPLE" {
             let problem = format!(
                 "TLS of mode {:?} is not served in this version",
@@ -349,7 +359,7 @@ impl ServerReader<'_, '_, '_> {
             _ if !found.is_empty() => {}
             Some(fault) => drop(closed.get_or_insert(fault)),
             None => {
-                let problem = "a server for HTTPS needs a certificate";
+                let problem = "a server that terminates TLS needs a certificate";
                 let fix = "write the name of a Secret as credentialName";
                 self.close(closed, field, problem, fix);
             }
@@ -402,7 +412,7 @@ impl ServerReader<'_, '_, '_> {
         }
         let port = server.port;
         let has_other_protocol = |it: &PlacedListener| {
-            it.listener.port == port && it.listener.protocol != server.protocol
+            it.listener.port == port && !it.listener.protocol.shares_port_with(&server.protocol)
         };
         if let Some(other) = self.listeners.iter().find(|it| has_other_protocol(it)) {
             let problem = format!(
@@ -420,7 +430,10 @@ impl ServerReader<'_, '_, '_> {
         }
         let mut hosts: BTreeMap<Option<HostMatch>, (usize, AllowedNamespaces)> = BTreeMap::new();
         for (at, written) in written.iter().enumerate() {
-            match host_of(self.namespace, written) {
+            // Connections without TLS have no host: all hosts of such a server mean the port.
+            let is_tcp = server.protocol == ListenerProtocol::Tcp;
+            let found = host_of(self.namespace, written);
+            match found.map(|(host, allowed)| (host.filter(|_| !is_tcp), allowed)) {
                 Ok((host, allowed)) => match hosts.get_mut(&host) {
                     Some((_, known)) => known.widen(allowed),
                     None => drop(hosts.insert(host, (at, allowed))),
@@ -512,6 +525,11 @@ impl ServerReader<'_, '_, '_> {
             redirects_to_https: server.redirects_to_https,
         });
     }
+}
+
+/// Returns the mode of TLS settings; Istio's default is the first value of the enumeration.
+fn mode_of(tls: &ServerTls) -> &str {
+    tls.mode.as_deref().unwrap_or("PASSTHROUGH")
 }
 
 /// Parses a host of a server in a Gateway of the namespace `own`: the host, and the namespaces whose

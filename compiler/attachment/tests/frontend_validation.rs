@@ -82,9 +82,14 @@ fn a_port_has_its_own_validation_or_the_default() {
         + &format!(
             "apiVersion: certificates.k8s.io/v1beta1\nkind: ClusterTrustBundle\nmetadata: {{name: bundle}}\nspec:\n  trustBundle: |\n    {}\n---\n",
             indented(&two)
+        )
+        + &format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: opaque, namespace: infra}}\nstringData:\n  ca.crt: |\n    {}\n---\n",
+            indented(&format!("{one}{two}"))
         );
     let own = validation("{group: '', kind: ConfigMap, name: one}");
     let both = validation("{group: '', kind: ConfigMap, name: both}");
+    let opaque = validation("{group: '', kind: Secret, name: opaque}");
     let bundle = validation("{group: certificates.k8s.io, kind: ClusterTrustBundle, name: bundle}");
     let lenient = "validation: {mode: AllowInsecureFallback, caCertificateRefs: [{group: '', kind: ConfigMap, name: one}]}";
     for (frontend, expected) in [
@@ -105,6 +110,10 @@ fn a_port_has_its_own_validation_or_the_default() {
         (
             format!("default: {{}}, perPort: [{{port: 443, tls: {{{bundle}}}}}]"),
             vec!["AllowValidOnly {443} 1"],
+        ),
+        (
+            format!("default: {{}}, perPort: [{{port: 443, tls: {{{opaque}}}}}]"),
+            vec!["AllowValidOnly {443} 2"],
         ),
         (
             format!("default: {{{lenient}}}, perPort: [{{port: 443, tls: {{{own}}}}}]"),
@@ -150,9 +159,20 @@ fn a_validation_without_authorities_closes_the_listeners_of_its_ports() {
             "no ReferenceGrant lets Gateways in infra use ConfigMap certs/far",
         ),
         (
-            "{group: '', kind: Secret, name: cert}",
+            "{group: '', kind: Service, name: cert}",
             Some("InvalidCACertificateKind"),
-            "authorities cannot be a \"Secret\" of group \"\"",
+            "authorities cannot be a \"Service\" of group \"\"",
+        ),
+        // The Secret with the certificate of the listeners.
+        (
+            "{group: '', kind: Secret, name: cert}",
+            invalid,
+            "Secret infra/cert has no entry ca.crt",
+        ),
+        (
+            "{group: '', kind: Secret, name: far, namespace: certs}",
+            Some("RefNotPermitted"),
+            "no ReferenceGrant lets Gateways in infra use Secret certs/far",
         ),
         (
             "{group: certificates.k8s.io, kind: ClusterTrustBundle, name: missing}",

@@ -248,6 +248,7 @@ fn listener_sets_add_listeners_where_the_gateway_allows_them() {
             vec!["a", "shop/one/a"],
         ),
         (
+            // The unknown field may have been meant to exclude some sets, so none is admitted.
             "allowedListeners: {namespaces: {from: All}, colour: red}, ",
             vec!["a"],
         ),

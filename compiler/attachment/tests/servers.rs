@@ -1,7 +1,9 @@
 //! Tests of Gateways of Istio: the listeners of their servers, what closes or leaves out a server, and
 //! the VirtualServices that bind to them.
 
-use canal_attachment::{ATTACHED_HOSTS_PER_ROUTE_MAX, LISTENERS_PER_GATEWAY_MAX, gateway_name};
+use canal_attachment::{
+    ATTACHED_HOSTS_PER_ROUTE_MAX, BoundRules, LISTENERS_PER_GATEWAY_MAX, gateway_name,
+};
 use canal_model::ids::Namespace;
 use canal_model::program::HostMatch;
 
@@ -62,14 +64,9 @@ fn what_canal_does_not_serve_closes_its_own_server() {
             "spec.servers[1].tls.mode: TLS of mode \"MUTUAL\" is not served in this version",
         ),
         (
-            https(", tls: {credentialName: a}"),
-            invalid,
-            "spec.servers[1].tls.mode: TLS of mode \"PASSTHROUGH\" is not served in this version",
-        ),
-        (
             https(", tls: {mode: SIMPLE}"),
             invalid,
-            "spec.servers[1].tls.credentialNames: a server for HTTPS needs a certificate",
+            "spec.servers[1].tls.credentialNames: a server that terminates TLS needs a certificate",
         ),
         (
             https(", tls: {mode: SIMPLE, credentialName: a, credentialNames: [b]}"),
@@ -97,7 +94,7 @@ fn what_canal_does_not_serve_closes_its_own_server() {
         (
             https(""),
             invalid,
-            "spec.servers[1].tls: a server for HTTPS needs TLS settings",
+            "spec.servers[1].tls: a server for HTTPS or TLS needs TLS settings",
         ),
         (
             server("odd", 81, "hosts: [\"*\"], tls: {mode: SIMPLE}"),
@@ -110,9 +107,26 @@ fn what_canal_does_not_serve_closes_its_own_server() {
             "spec.servers[1].port.number: port 15008 is that of Canal's own connections",
         ),
         (
-            "{port: {name: tcp, number: 9000, protocol: TCP}, hosts: [\"*\"]}".to_owned(),
+            "{port: {name: udp, number: 9000, protocol: UDP}, hosts: [\"*\"]}".to_owned(),
             "UnsupportedProtocol",
-            "spec.servers[1].port.protocol: servers of protocol \"TCP\" are not served in this version",
+            "spec.servers[1].port.protocol: servers of protocol \"UDP\" are not served in this version",
+        ),
+        (
+            "{port: {name: tcp, number: 9000, protocol: TCP}, hosts: [\"*\"], tls: {mode: SIMPLE}}"
+                .to_owned(),
+            invalid,
+            "spec.servers[1].tls: a server for TCP has no TLS settings",
+        ),
+        (
+            "{port: {name: tls, number: 9000, protocol: TLS}, hosts: [\"*\"]}".to_owned(),
+            invalid,
+            "spec.servers[1].tls: a server for HTTPS or TLS needs TLS settings",
+        ),
+        (
+            "{port: {name: tls, number: 9000, protocol: TLS}, hosts: [\"*\"], tls: {mode: AUTO_PASSTHROUGH}}"
+                .to_owned(),
+            invalid,
+            "spec.servers[1].tls.mode: TLS of mode \"AUTO_PASSTHROUGH\" is not served in this version",
         ),
     ] {
         let first = "{port: {name: http, number: 80, protocol: http2}, hosts: [a.example]}";
@@ -151,12 +165,79 @@ fn the_first_of_two_servers_keeps_what_both_have() {
         reported,
         [
             "spec.servers[1].port.name: an earlier server has the port name \"a\" too, so this one is left out",
-            "spec.servers[2].port.protocol: servers of protocol \"TCP\" are not served in this version",
             "spec.servers[2].port.protocol: listener a/* has another protocol on port 80, so this server is left out",
             "spec.servers[3].hosts[0]: listener a/a.example has the same host on port 80, and keeps it",
             "spec.servers[5].hosts: the server names no host, so it serves none",
             "spec.servers[6].hosts[0]: \"a.*.example\" is not a lower-case host name, optionally with the prefix `*.`",
         ]
+    );
+}
+
+#[test]
+fn servers_that_relay_are_told_apart_by_protocol_and_mode() {
+    let of = |name: &str, port: u16, protocol: &str, rest: &str| {
+        format!("{{port: {{name: {name}, number: {port}, protocol: {protocol}}}, {rest}}}")
+    };
+    let text = istio_gateway(
+        "web",
+        &format!(
+            "servers: [{}]",
+            [
+                // All hosts of a server for TCP mean its port.
+                of("tcp", 5432, "TCP", "hosts: [a.example, shop/b.example]"),
+                of("mongo", 27017, "Mongo", "hosts: [\"*\"]"),
+                of(
+                    "passed",
+                    443,
+                    "TLS",
+                    "hosts: [a.example], tls: {mode: PASSTHROUGH}"
+                ),
+                of("default", 443, "HTTPS", "hosts: [b.example], tls: {}"),
+                of(
+                    "missing",
+                    443,
+                    "TLS",
+                    "hosts: [c.example], tls: {mode: SIMPLE, credentialName: missing}",
+                ),
+            ]
+            .join(", ")
+        ),
+    );
+    let documents = read(&text, false);
+    let (all, _) = resolved(&documents);
+    let placed = all.gateways().flat_map(|gateway| &gateway.listeners);
+    let found: Vec<String> = placed
+        .map(|it| format!("{} {}", it.listener.name, it.listener.protocol))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "tcp TCP",
+            "mongo TCP",
+            "passed TLS",
+            "default TLS",
+            "missing TLS (terminated)",
+        ]
+    );
+    let gateway = gateway_name(&Namespace::new("infra").unwrap(), "web").unwrap();
+    let from = Namespace::new("shop").unwrap();
+    let host = |name: &str| Some(HostMatch::Exact(name.to_owned()));
+    let mut all = all;
+    for (rules, expected) in [
+        (BoundRules::Tcp, vec![(0, vec![None]), (1, vec![None])]),
+        (BoundRules::Tls, vec![(3, vec![host("b.example")])]),
+    ] {
+        let bound = all.bind(&gateway, &from, (rules, &[host("b.example")]), 0);
+        let bound: Vec<_> = bound
+            .unwrap()
+            .into_iter()
+            .map(|it| (it.listener, it.hosts))
+            .collect();
+        assert_eq!(bound, expected, "{rules:?}");
+    }
+    assert!(
+        all.bind(&gateway, &from, (BoundRules::Http, &[None]), 0)
+            .is_err()
     );
 }
 
@@ -191,7 +272,7 @@ fn bound(servers: &str, from: &str, gateway: &str, hosts: &[&str]) -> Result<Vec
         })
         .collect();
     let attachments = all
-        .bind(&gateway, &from, &hosts, 0)
+        .bind(&gateway, &from, (BoundRules::Http, &hosts), 0)
         .map_err(|found| found.problem)?;
     let own = all.gateways().next().unwrap();
     let name = |listener: usize| own.listeners[listener].listener.name.clone();

@@ -19,6 +19,7 @@ use canal_model::limits::{
     SERVING_CERTIFICATE_BYTES_MAX, SERVING_CHAIN_CERTIFICATES_MAX, SERVING_NAMES_MAX,
     SERVING_RSA_BITS_MAX,
 };
+use canal_model::policy::config_map::CA_BUNDLE;
 use canal_model::policy::secret::{Secret, SecretProblem, TLS_CERTIFICATE, TLS_KEY};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
@@ -30,12 +31,19 @@ use x509_parser::public_key::PublicKey;
 /// Maximum length of a DNS name (RFC 1035 §2.3.4), in text form.
 const NAME_BYTES_MAX: usize = 253;
 
-/// Reads the certificate of a Secret, if it is of the type for that. Returns the Secret without its
-/// entries, so that the key is in no other place.
+/// Reads the certificate of a Secret, if it is of the type for that, and the certificates of
+/// authorities, if it has the entry for them. Returns the Secret without its entries, so that the key
+/// is in no other place.
 pub fn read(mut secret: Secret) -> Secret {
     if secret.is_tls() {
         secret.certificate = Some(certificate(&secret).map(Arc::new));
     }
+    let has_authorities =
+        secret.string_data.contains_key(CA_BUNDLE) || secret.data.contains_key(CA_BUNDLE);
+    secret.ca = has_authorities.then(|| {
+        let pem = entry(&secret, CA_BUNDLE)?;
+        parse_authorities(&pem, CA_BUNDLE).map(Arc::new)
+    });
     secret.data.clear();
     secret.string_data.clear();
     secret
@@ -318,6 +326,7 @@ mod tests {
                 data: named(data),
                 string_data: named(plain),
                 certificate: None,
+                ca: None,
             };
             let debug = format!("{secret:?}");
             let read = read(secret);

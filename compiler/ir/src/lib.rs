@@ -14,6 +14,8 @@ pub mod oracle_ingress;
 pub mod oracle_relay;
 pub mod pattern;
 pub mod preferences;
+pub mod resource_budget;
+pub mod route_weight;
 pub mod text;
 pub mod text_security;
 

@@ -637,7 +637,8 @@ pub fn action(action: &RouteAction) -> String {
 fn answer(answer: &RouteAnswer) -> String {
     let redirect = match answer {
         RouteAnswer::Direct(direct) => {
-            return format!("answer {} {:?}", direct.status, direct.body);
+            let body = String::from_utf8_lossy(&direct.body);
+            return format!("answer {} {body:?}", direct.status);
         }
         RouteAnswer::Redirect(redirect) => redirect,
     };
@@ -654,7 +655,11 @@ fn answer(answer: &RouteAnswer) -> String {
         RedirectPort::OfScheme => ", port becomes the scheme's".to_owned(),
         RedirectPort::Number(port) => format!(", port becomes {port}"),
     };
-    text + &path_change(redirect.path.as_ref())
+    text += &path_change(redirect.path.as_ref());
+    if let Some(query) = &redirect.query {
+        text += &format!(", query becomes {query:?}");
+    }
+    text
 }
 
 fn path_change(path: Option<&PathRewrite>) -> String {

@@ -2,8 +2,7 @@
 //! simple, and shares no code with data planes.
 //!
 //! The rules, which every faster implementation must follow:
-//! - The parts of the URL that a redirect does not name stay as the client sent them; the query
-//!   always does. The path is rewritten as for an endpoint ([`crate::filters`]).
+//! - The parts of the URL that a redirect does not name stay as the client sent them. The path is rewritten as for an endpoint ([`crate::filters`]).
 //! - The default port of the URL's scheme is left out. The port of the request's host also is if it
 //!   is the default one of the client's scheme, and the redirect changes the scheme.
 //! - A path that gets a dot segment by its rewrite is answered with 400.
@@ -19,7 +18,7 @@ pub struct OracleAnswer {
     pub status: u16,
     /// Headers sorted by name. The values of one header are in the order sent.
     pub headers: Vec<(String, String)>,
-    pub body: String,
+    pub body: Vec<u8>,
 }
 
 /// Returns the answer to a plaintext request whose path `matched` holds for; `None` means 400.
@@ -34,9 +33,9 @@ pub fn answer(
     let (mut headers, body) = match answer {
         RouteAnswer::Redirect(redirect) => {
             let location = location(redirect, matched, sent, dialled)?;
-            (vec![("location".to_owned(), location)], String::new())
+            (vec![("location".to_owned(), location)], Vec::new())
         }
-        RouteAnswer::Direct(direct) if direct.body.is_empty() => (Vec::new(), String::new()),
+        RouteAnswer::Direct(direct) if direct.body.is_empty() => (Vec::new(), Vec::new()),
         RouteAnswer::Direct(direct) => {
             let text = ("content-type".to_owned(), "text/plain".to_owned());
             (vec![text], direct.body.clone())
@@ -96,10 +95,13 @@ fn location(
         }
     };
     // `OPTIONS *` has no path.
-    let target = if target.starts_with('/') {
-        target.as_str()
-    } else {
-        ""
+    let target = match &redirect.query {
+        _ if !target.starts_with('/') => String::new(),
+        None => target,
+        Some(query) => {
+            let path = target.split('?').next().unwrap_or_default();
+            format!("{path}?{query}")
+        }
     };
     Some(format!("{}://{host}{port}{target}", scheme.text()))
 }

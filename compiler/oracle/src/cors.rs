@@ -109,7 +109,7 @@ fn preflight(
     OracleAnswer {
         status: 200,
         headers,
-        body: String::new(),
+        body: Vec::new(),
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! The rules, which every faster implementation must follow:
 //! - The filters of the rule come first, then those of the backend, which see what the rule's left.
+//!   But a path that the backend's filters rewrite is the one that matched: theirs replaces that of
+//!   the rule.
 //! - Headers are removed first, then set, then added. A header that is set or removed is removed in
 //!   every spelling with `_` for `-` too.
 //! - A path is rewritten in the form that routes compare
@@ -38,7 +40,13 @@ pub fn forwarded(
     sent: ForwardedRequest,
 ) -> Option<ForwardedRequest> {
     let [of_rule, of_backend] = filters;
-    let changed = changed(of_rule, matched, sent)?;
+    let mut of_rule = of_rule.cloned();
+    if let (Some(of_rule), Some(of_backend)) = (&mut of_rule, of_backend)
+        && of_backend.rewrite.path.is_some()
+    {
+        of_rule.rewrite.path = None;
+    }
+    let changed = changed(of_rule.as_ref(), matched, sent)?;
     self::changed(of_backend, matched, changed)
 }
 

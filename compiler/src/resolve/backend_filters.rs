@@ -3,7 +3,7 @@
 //! its backend; those of the others are served.
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::policy::gateway_api::{GrpcRouteFilter, HttpRouteFilter};
+use canal_model::policy::gateway_api::{GrpcRouteFilter, HttpRouteFilter, HttpRouteMatch};
 use canal_model::policy::istio::Headers;
 use canal_model::program::Backend;
 use canal_model::route_filters::RouteFilters;
@@ -11,10 +11,11 @@ use canal_model::route_filters::RouteFilters;
 use super::route_fields::{FieldIssue, RuleContext};
 use super::route_filters;
 
-/// Adds the filters of an HTTPRoute's backend at `field` to it.
+/// Adds the filters of an HTTPRoute's backend at `field` to it. `matches` are those of the rule.
 pub(super) fn add_http(
     backend: &mut Backend,
     written: &[HttpRouteFilter],
+    matches: &[HttpRouteMatch],
     field: &str,
     rule: &mut RuleContext<'_>,
 ) {
@@ -24,7 +25,7 @@ pub(super) fn add_http(
         for (at, filter) in written.iter().enumerate() {
             match filter.kind.as_str() {
                 "RequestMirror" if is_mirror(filter) => warn_of_mirror(&field_of(at), rule),
-                "URLRewrite" | "RequestRedirect" | "CORS" => {
+                "RequestRedirect" | "CORS" => {
                     let problem = format!(
                         "a filter of type {} for one backend is not supported in this version",
                         filter.kind
@@ -36,7 +37,7 @@ pub(super) fn add_http(
                 _ => modifiers.push((field_of(at), filter)),
             }
         }
-        route_filters::of_filters(&modifiers, &[], rule)
+        route_filters::of_filters(&modifiers, matches, rule)
     });
 }
 
@@ -48,7 +49,7 @@ pub(super) fn add_grpc(
     rule: &mut RuleContext<'_>,
 ) {
     let filters: Vec<_> = written.iter().map(route_filters::as_http_filter).collect();
-    add_http(backend, &filters, field, rule);
+    add_http(backend, &filters, &[], field, rule);
 }
 
 /// Adds the header changes of a VirtualService's destination at `field` to its backend.

@@ -491,9 +491,10 @@ fn http_rule(
     let answer = route_answers::of_http_route(written, rule);
     let references = written.backend_refs.iter().map(RouteBackendRef::reference);
     let mut backends = backends(kind, namespace, references, to, rule);
+    let written_matches = &written.matches;
     for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         let field = format!("backendRefs[{at}]");
-        backend_filters::add_http(backend, &written.filters, &field, rule);
+        backend_filters::add_http(backend, &written.filters, written_matches, &field, rule);
     }
     let action = match answer {
         Some(answer) => rule.answer(answer),

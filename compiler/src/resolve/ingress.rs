@@ -142,6 +142,7 @@ fn redirect_rule(gateway: &Document, service: &ServiceKey) -> RouteRule {
             host: None,
             port: RedirectPort::OfHost,
             path: None,
+            query: None,
         }))),
         filters: None,
         attempts: None,
@@ -164,16 +165,23 @@ impl Ingress {
     /// once.
     pub(super) fn ports_of(
         &self,
-        (namespace, name): &(Namespace, ObjectName),
+        gateway: &(Namespace, ObjectName),
         attachments: &[Attachment],
     ) -> Vec<u16> {
-        let gateway = self.listeners.of_istio(namespace, name);
-        let listeners = gateway.map_or(&[][..], |gateway| &gateway.listeners);
-        let own = attachments
-            .iter()
-            .filter_map(|it| listeners.get(it.listener));
-        let ports: BTreeSet<u16> = own.map(|placed| placed.listener.port).collect();
+        let own = attachments.iter();
+        let ports: BTreeSet<u16> = own.filter_map(|it| self.port_of(gateway, it)).collect();
         ports.into_iter().collect()
+    }
+
+    /// Returns the port of the listener of a Gateway of Istio to which an object is attached.
+    pub(super) fn port_of(
+        &self,
+        (namespace, name): &(Namespace, ObjectName),
+        attachment: &Attachment,
+    ) -> Option<u16> {
+        let gateway = self.listeners.of_istio(namespace, name)?;
+        let placed = gateway.listeners.get(attachment.listener)?;
+        Some(placed.listener.port)
     }
 
     /// Puts the rule that sends all requests to HTTPS on the listeners that do nothing else, and

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod backend_filters;
+mod connection_rules;
 mod delegate;
 mod destination;
 mod direct;

@@ -4,9 +4,11 @@
 
 use std::num::NonZeroU16;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{HttpRequestRedirectFilter, HttpRule};
-use canal_model::policy::istio::{HttpDirectResponse, HttpRedirect, VirtualServiceRoute};
+use canal_model::policy::istio::{HttpBody, HttpDirectResponse, HttpRedirect, VirtualServiceRoute};
 use canal_model::route_filters::{
     DirectResponse, PathRewrite, REDIRECT_STATUSES, RedirectPort, RouteAnswer, UrlRedirect,
     UrlScheme,
@@ -62,6 +64,7 @@ pub(super) fn of_http_route(written: &HttpRule, rule: &mut RuleContext<'_>) -> O
         host: host.map(|(host, _)| host),
         port,
         path,
+        query: None,
     }))
 }
 
@@ -107,7 +110,13 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
     } = written;
     // Istio's API is protobuf, where an empty text or a zero is a field that is not set.
     let uri = uri.as_deref().filter(|uri| !uri.is_empty());
-    let path = uri.and_then(|uri| take_valid(rule, "redirect.uri", sent_path(uri)));
+    let (path, query) = match uri.map(|uri| uri.split_once('?').ok_or(uri)) {
+        None => (None, None),
+        Some(Ok((path, query))) => (Some(path), Some(query)),
+        Some(Err(path)) => (Some(path), None),
+    };
+    let path = path.and_then(|path| take_valid(rule, "redirect.uri", sent_path(path)));
+    let query = query.and_then(|query| take_valid(rule, "redirect.uri", sent_query(query)));
     let authority = authority.as_deref().filter(|host| !host.is_empty());
     let host = authority.and_then(|host| host_and_port(host, "redirect.authority", rule));
     let of_authority = host.as_ref().and_then(|(_, port)| *port);
@@ -140,13 +149,52 @@ fn of_redirect(written: &HttpRedirect, rule: &mut RuleContext<'_>) -> RouteAnswe
         host: host.map(|(host, _)| host),
         port,
         path: path.map(PathRewrite::Full),
+        query,
     })
+}
+
+/// Validates a query that the gateway sends.
+fn sent_query(written: &str) -> Result<String, FieldIssue> {
+    let is_sent = |byte: u8| byte > b' ' && byte < 0x7f && byte != b'#';
+    if written.bytes().all(is_sent) {
+        return Ok(written.to_owned());
+    }
+    let problem = "a query has no spaces, no '#', and no characters beyond ASCII";
+    let fix = "write them as %-escapes";
+    Err(FieldIssue::new("", problem, fix).with_code(Code::InvalidPath))
+}
+
+/// Returns the body of a direct response, which has one of two forms.
+fn body_of(written: Option<&HttpBody>, rule: &mut RuleContext<'_>) -> Vec<u8> {
+    let (problem, fix, code) = match written.map(|body| (&body.string, &body.bytes)) {
+        None | Some((None, None)) => return Vec::new(),
+        Some((Some(text), None)) => return text.clone().into_bytes(),
+        Some((None, Some(base64))) => {
+            // YAML folds long texts.
+            let joined: String = base64.split_ascii_whitespace().collect();
+            match STANDARD.decode(joined) {
+                Ok(bytes) => return bytes,
+                Err(_) => (
+                    "the bytes are not base64",
+                    "encode them, or write body.string",
+                    Code::InvalidValue,
+                ),
+            }
+        }
+        Some((Some(_), Some(_))) => (
+            "the body has both forms",
+            "write string or bytes",
+            Code::ConflictingFields,
+        ),
+    };
+    let issue = FieldIssue::new("body", problem, fix).with_code(code);
+    rule.broken("directResponse", issue);
+    Vec::new()
 }
 
 fn of_direct_response(written: &HttpDirectResponse, rule: &mut RuleContext<'_>) -> RouteAnswer {
     let HttpDirectResponse { status, body } = written;
-    let body = body.as_ref().and_then(|body| body.string.clone());
-    let body = body.unwrap_or_default();
+    let body = body_of(body.as_ref(), rule);
     if !(200..600).contains(status) {
         let problem = format!("{status} is not a status from 200 to 599");
         let issue = FieldIssue::new("status", problem, "write a status such as 503");

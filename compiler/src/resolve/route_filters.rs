@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
     GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter,
     HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
@@ -233,7 +234,8 @@ pub(super) fn of_action(
     }
 }
 
-/// Drops the hosts of backends where the rule rewrites the host, as Istio does. Refuses the requests
+/// Drops the hosts of destinations where a VirtualService's rule rewrites the host, as Istio does; a
+/// backend's filters in Gateway API come after those of its rule, and replace its host. Refuses the requests
 /// for backends in other namespaces if the filters change requests. The
 /// policies of a backend authorize the request as the client sent it, so another namespace's route
 /// could send the backend what its policies deny.
@@ -247,7 +249,8 @@ pub(super) fn guard(
         return action;
     };
     let own = rule.document.object.key().namespace;
-    let sets_host = filters.is_some_and(|filters| filters.rewrite.host.is_some());
+    let is_of_istio = rule.document.object.kind() == ObjectKind::VirtualService;
+    let sets_host = is_of_istio && filters.is_some_and(|filters| filters.rewrite.host.is_some());
     for backend in &mut backends {
         if let Some(of_backend) = backend.filters.as_mut().filter(|_| sets_host) {
             of_backend.rewrite.host = None;

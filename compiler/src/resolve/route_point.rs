@@ -78,11 +78,16 @@ impl<'a> RoutePoint<'a> {
 
     /// Returns the name in the keys of the rules of an object in `namespace`.
     pub(super) fn name_in(&self, namespace: &Namespace) -> String {
+        Self::name_of(self.service, namespace)
+    }
+
+    /// Returns the name of a service in the keys of the rules of an object in `namespace`.
+    pub(super) fn name_of(service: &ServiceKey, namespace: &Namespace) -> String {
         let ServiceKey {
             name,
             namespace: own,
             ..
-        } = self.service;
+        } = service;
         if own == namespace {
             name.to_string()
         } else {
@@ -104,22 +109,37 @@ impl<'a> RoutePoint<'a> {
         }
         match &self.gateway {
             None => gateways.iter().any(|written| written == MESH),
-            Some(gateway) => {
-                let mut is_meant = false;
-                for (at, written) in gateways.iter().enumerate() {
-                    match gateway_name(own, written) {
-                        _ if written == MESH => {}
-                        Ok(named) => is_meant |= named == *gateway,
-                        Err(problem) => {
-                            let field = format!("{field}.gateways[{at}]");
-                            let fix = "write the name of a Gateway, or namespace/name";
-                            rule.broken(&field, FieldIssue::new("", problem, fix));
-                        }
-                    }
+            Some(gateway) => match Self::names_gateway(own, gateways, gateway) {
+                Ok(is_meant) => is_meant,
+                Err((at, problem)) => {
+                    let field = format!("{field}.gateways[{at}]");
+                    let fix = "write the name of a Gateway, or namespace/name";
+                    rule.broken(&field, FieldIssue::new("", problem, fix));
+                    true
                 }
-                is_meant
+            },
+        }
+    }
+
+    /// Returns whether these names, of an object in the namespace `own`, include a Gateway; no names
+    /// mean those of the object, which includes it.
+    ///
+    /// # Errors
+    /// Returns the position of a text that is no name, and the problem.
+    pub(super) fn names_gateway(
+        own: &Namespace,
+        written: &[String],
+        gateway: &(Namespace, ObjectName),
+    ) -> Result<bool, (usize, String)> {
+        let mut is_named = written.is_empty();
+        for (at, written) in written.iter().enumerate() {
+            match gateway_name(own, written) {
+                _ if written == MESH => {}
+                Ok(named) => is_named |= named == *gateway,
+                Err(problem) => return Err((at, problem)),
             }
         }
+        Ok(is_named)
     }
 
     /// Returns the port to which a match is limited; `None` means all.

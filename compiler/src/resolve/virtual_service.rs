@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_attachment::{BindingProblem, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name};
+use canal_attachment::{
+    BindingProblem, BoundRules, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name,
+};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::istio::{
@@ -17,6 +19,7 @@ use canal_model::program::{
 };
 use canal_model::route_filters::RouteAnswer;
 
+use super::connection_rules::NamedGateway;
 use super::delegate::{
     DelegateIndex, EffectiveRule, OTHER_PROTOCOLS, fault_outside_rules, is_delegate,
     is_exported_to, is_within,
@@ -29,7 +32,7 @@ use super::route_fields::{
 };
 use super::route_point::{NeverMatches, RoutePoint};
 use super::tenant_objects::Sourced;
-use super::{backend_filters, route_answers, route_mirrors};
+use super::{backend_filters, connection_rules, route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -119,6 +122,7 @@ impl VirtualServices<'_> {
         if !gateways.is_empty() && !gateways.iter().any(|gateway| gateway == MESH) {
             return true;
         }
+        connection_rules::report_in_mesh(sourced, report);
         for (field, key) in services(sourced, self.to, report) {
             if self.of_gateway_api.contains(&key) {
                 let problem = format!(
@@ -169,9 +173,6 @@ impl VirtualServices<'_> {
         budget: &mut ResourceBudget,
         report: &mut DiagnosticCollector,
     ) -> bool {
-        if has_no_http(sourced) && fault_outside_rules(sourced).is_none() {
-            return true;
-        }
         let written = sourced.object.spec.gateways.iter().enumerate();
         let mut hosts = None;
         let mut seen: BTreeSet<(Namespace, ObjectName)> = BTreeSet::new();
@@ -207,47 +208,85 @@ impl VirtualServices<'_> {
                 true => hosts.get_or_insert_with(|| gateway_hosts(sourced, report)),
                 false => &[],
             };
-            let bound = ingress
-                .listeners
-                .bind(&gateway, &metadata.namespace, hosts, at);
-            let attachments = match bound {
-                Ok(attachments) => attachments,
-                Err(found) if found.code == Code::LimitExceeded => {
-                    report.refuse_excess(sourced.document, field, found.problem, found.fix);
-                    continue;
-                }
-                Err(found) => {
-                    let BindingProblem { code, problem, fix } = found;
-                    report.warning(code, sourced.document, field, problem, fix);
-                    continue;
-                }
+            let named = NamedGateway {
+                key: &gateway,
+                at,
+                hosts,
             };
-            // All servers with the object's hosts are closed or redirect.
-            let Some(first) = attachments.first() else {
-                continue;
-            };
-            let service = first.gateway.clone();
-            let ports = ingress.ports_of(&gateway, &attachments);
-            let object = RouteObject {
-                namespace: metadata.namespace.clone(),
-                name: metadata.name.clone(),
-                kind: sourced.document.object.kind().as_str().to_owned(),
-            };
-            for attachment in attachments {
-                if !budget.add_attachment(&attachment.hosts) {
-                    return false;
-                }
-                ingress.attachments.push((object.clone(), attachment));
-            }
-            let left = self.regex_bytes_left.get(&service).copied();
-            let left = left.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
-            let mut point = RoutePoint::of_gateway(&service, gateway, ports, left);
-            if !self.attach(sourced, &mut point, budget, report) {
+            if !self.add_http_to_gateway(sourced, &named, ingress, budget, report)
+                || !connection_rules::add(
+                    sourced,
+                    &named,
+                    self.to,
+                    ingress,
+                    budget,
+                    report,
+                    &mut self.rules,
+                )
+            {
                 return false;
             }
-            let left = point.regex_bytes_left;
-            self.regex_bytes_left.insert(service, left);
         }
+        true
+    }
+
+    /// Adds the rules of an object for requests to a Gateway. Returns false if the budget is exceeded.
+    fn add_http_to_gateway(
+        &mut self,
+        sourced: &Sourced<'_, VirtualService>,
+        named: &NamedGateway<'_>,
+        ingress: &mut Ingress,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> bool {
+        if has_no_http(sourced) && fault_outside_rules(sourced).is_none() {
+            return true;
+        }
+        let metadata = &sourced.object.metadata;
+        let field = format!("spec.gateways[{}]", named.at);
+        let bound = ingress.listeners.bind(
+            named.key,
+            &metadata.namespace,
+            (BoundRules::Http, named.hosts),
+            named.at,
+        );
+        let attachments = match bound {
+            Ok(attachments) => attachments,
+            Err(found) if found.code == Code::LimitExceeded => {
+                report.refuse_excess(sourced.document, field, found.problem, found.fix);
+                return true;
+            }
+            Err(found) => {
+                let BindingProblem { code, problem, fix } = found;
+                report.warning(code, sourced.document, field, problem, fix);
+                return true;
+            }
+        };
+        // All servers with the object's hosts are closed or redirect.
+        let Some(first) = attachments.first() else {
+            return true;
+        };
+        let service = first.gateway.clone();
+        let ports = ingress.ports_of(named.key, &attachments);
+        let object = RouteObject {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            kind: sourced.document.object.kind().as_str().to_owned(),
+        };
+        for attachment in attachments {
+            if !budget.add_attachment(&attachment.hosts) {
+                return false;
+            }
+            ingress.attachments.push((object.clone(), attachment));
+        }
+        let left = self.regex_bytes_left.get(&service).copied();
+        let left = left.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
+        let mut point = RoutePoint::of_gateway(&service, named.key.clone(), ports, left);
+        if !self.attach(sourced, &mut point, budget, report) {
+            return false;
+        }
+        let left = point.regex_bytes_left;
+        self.regex_bytes_left.insert(service, left);
         true
     }
 
@@ -448,7 +487,8 @@ fn has_no_http(sourced: &Sourced<'_, VirtualService>) -> bool {
     };
     sourced.object.spec.http.is_empty()
         && sourced.fault("spec.http").is_none()
-        && OTHER_PROTOCOLS.into_iter().any(is_written)
+        && (connection_rules::has_rules(sourced.object)
+            || OTHER_PROTOCOLS.into_iter().any(is_written))
 }
 
 /// Returns the hosts of an object as Gateways compare them: a short name is that of a service of the

@@ -210,7 +210,7 @@ fn check_table(
         });
     }
     for (bucket, (before, after)) in before.chains.iter().zip(&after.chains).enumerate() {
-        let full_of_owners = after.len() == CHAIN_LENGTH_MAX;
+        let is_full = after.len() == CHAIN_LENGTH_MAX;
         for member in before
             .iter()
             .filter(|member| !after.iter().any(|other| other.replica == member.replica))
@@ -220,8 +220,9 @@ fn check_table(
                 .replicas
                 .get(&member.replica)
                 .is_some_and(|replica| replica.up);
-            // A dead owner may be removed from a full chain.
-            if may_own(step, id, bucket, *member, before) && (is_up || !full_of_owners) {
+            // A dead owner may come back with its sessions. It leaves only when a full chain needs
+            // its place.
+            if may_own(step, id, bucket, *member, before) && (is_up || !is_full) {
                 findings.push(Finding::OwnerDropped {
                     service: service(),
                     az: az_name(),

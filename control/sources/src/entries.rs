@@ -7,15 +7,32 @@ use canal_yaml::tree::{YamlNode, YamlValue};
 
 use crate::limits::CA_BUNDLE_BYTES_MAX;
 
-/// Removes all entries but the certificate and the key of a Secret for TLS. Returns whether it
-/// removed any.
-pub(crate) fn remove_from_secret(root: &mut YamlNode) -> bool {
+/// Removes all entries but the CA certificates of a Secret, and the certificate and the key of one for
+/// TLS.
+pub(crate) fn remove_from_secret(root: &mut YamlNode) -> RemovedEntries {
     let is_tls = root.field("type").and_then(YamlNode::text) == Some(TLS_SECRET);
-    let is_read = |name: &str| is_tls && (name == TLS_CERTIFICATE || name == TLS_KEY);
-    retain_entries(root, &["data", "stringData"], |name, _| is_read(name))
+    let mut bundle_bytes = None;
+    let is_changed = retain_entries(root, &["data", "stringData"], |name, value| {
+        let is_serving = is_tls && (name == TLS_CERTIFICATE || name == TLS_KEY);
+        is_serving || is_kept_bundle(name, value, &mut bundle_bytes)
+    });
+    RemovedEntries {
+        is_changed,
+        bundle_bytes,
+    }
 }
 
-/// The result of removing entries of a ConfigMap.
+/// Returns whether an entry has CA certificates that are kept. Sets their length if they are too long.
+fn is_kept_bundle(name: &str, value: &YamlNode, bundle_bytes: &mut Option<usize>) -> bool {
+    let bytes = value.text().map_or(0, str::len);
+    let is_too_long = name == CA_BUNDLE && bytes > CA_BUNDLE_BYTES_MAX;
+    if is_too_long {
+        *bundle_bytes = Some(bytes);
+    }
+    name == CA_BUNDLE && !is_too_long
+}
+
+/// The result of removing entries of a Secret or a ConfigMap.
 pub(crate) struct RemovedEntries {
     pub(crate) is_changed: bool,
     /// Length of the CA certificates, if they exceed the limit and so were removed too.
@@ -26,12 +43,7 @@ pub(crate) struct RemovedEntries {
 pub(crate) fn remove_from_config_map(root: &mut YamlNode) -> RemovedEntries {
     let mut bundle_bytes = None;
     let of_data = retain_entries(root, &["data"], |name, value| {
-        let bytes = value.text().map_or(0, str::len);
-        let is_too_long = name == CA_BUNDLE && bytes > CA_BUNDLE_BYTES_MAX;
-        if is_too_long {
-            bundle_bytes = Some(bytes);
-        }
-        name == CA_BUNDLE && !is_too_long
+        is_kept_bundle(name, value, &mut bundle_bytes)
     });
     let of_binary = retain_entries(root, &["binaryData"], |_, _| false);
     RemovedEntries {
@@ -81,8 +93,12 @@ mod tests {
             ("type: Opaque\ndata: {password: c2VjcmV0}\n", [false, false]),
             ("stringData: {tls.crt: secret}\n", [false, false]),
             (
-                "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: '', ca.crt: c2VjcmV0}\n",
+                "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: '', other: c2VjcmV0}\n",
                 [true, true],
+            ),
+            (
+                "type: Opaque\ndata: {ca.crt: UEVN, password: c2VjcmV0}\n",
+                [false, false],
             ),
         ] {
             let parsed = parse("a.yaml", &format!("{head}{rest}"));
@@ -104,6 +120,7 @@ mod tests {
                 panic!("{:?}", document.object);
             };
             assert_eq!(secret.certificate.is_some(), expected[0]);
+            assert_eq!(secret.ca.is_some(), rest.contains("ca.crt"));
         }
     }
     #[test]

@@ -382,26 +382,37 @@ const ISTIO_GATEWAY: [KnownField; 16] = [
     never("spec.servers[].tls.cipherSuites", SERVER_CIPHERS, REMOVE),
 ];
 
-const VIRTUAL_SERVICE: [KnownField; 13] = [
+const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are matched by port";
+const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
+const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
+
+const VIRTUAL_SERVICE: [KnownField; 16] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
         "use rewrite.uri",
     ),
     never(
-        "spec.tls",
-        "routing TLS by server name is not supported in this version; the rules of `http` apply",
+        "spec.tls[].match[].destinationSubnets",
+        DESTINATION_SUBNETS,
+        REMOVE,
+    ),
+    never("spec.tls[].match[].sourceLabels", CLIENT_LABELS, REMOVE),
+    never(
+        "spec.tls[].match[].sourceNamespace",
+        CLIENT_NAMESPACE,
         REMOVE,
     ),
     never(
-        "spec.tcp",
-        "routing TCP is not supported in this version; the rules of `http` apply",
-        "remove the field; TCP goes to the service that was dialled",
+        "spec.tcp[].match[].destinationSubnets",
+        DESTINATION_SUBNETS,
+        REMOVE,
     ),
+    never("spec.tcp[].match[].sourceLabels", CLIENT_LABELS, REMOVE),
     never(
-        "spec.http[].directResponse.body.bytes",
-        "direct responses of bytes are not supported in this version",
-        "write body.string",
+        "spec.tcp[].match[].sourceNamespace",
+        CLIENT_NAMESPACE,
+        REMOVE,
     ),
     left_out(
         "spec.http[].fault.delay.exponentialDelay",
@@ -418,14 +429,10 @@ const VIRTUAL_SERVICE: [KnownField; 13] = [
         "the scheme cannot be matched in this version",
         REMOVE,
     ),
-    never(
-        "spec.http[].match[].sourceLabels",
-        "the client's labels cannot be matched in this version",
-        REMOVE,
-    ),
+    never("spec.http[].match[].sourceLabels", CLIENT_LABELS, REMOVE),
     never(
         "spec.http[].match[].sourceNamespace",
-        "the client's namespace cannot be matched in this version",
+        CLIENT_NAMESPACE,
         REMOVE,
     ),
     never(

@@ -9,7 +9,7 @@ pub const FILES_PER_TENANT_MAX: usize = 4096;
 pub const TENANT_BYTES_MAX: usize = 64 << 20;
 /// Tenants' directories in the configuration directory.
 pub const TENANTS_MAX: usize = 4096;
-/// Bytes of the CA certificates in one ConfigMap that are kept.
+/// Bytes of the CA certificates in one ConfigMap or Secret that are kept.
 pub const CA_BUNDLE_BYTES_MAX: usize = 256 << 10;
 /// Documents in one file, at most.
 pub const DOCUMENTS_PER_FILE_MAX: usize = 20_000;

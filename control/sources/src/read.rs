@@ -299,27 +299,24 @@ impl DocumentReader<'_> {
     /// Removes the entries that are not kept of a Secret or a ConfigMap. Returns whether it removed
     /// any.
     fn remove_entries(&mut self, kind: ObjectKind, root: &mut YamlNode) -> bool {
-        match kind {
+        let removed = match kind {
             ObjectKind::Secret => entries::remove_from_secret(root),
-            ObjectKind::ConfigMap => {
-                let removed = entries::remove_from_config_map(root);
-                if let Some(bytes) = removed.bundle_bytes {
-                    let problem = format!(
-                        "{CA_BUNDLE} has {bytes} bytes, more than {CA_BUNDLE_BYTES_MAX}; it is not kept"
-                    );
-                    let fix = "leave out certificates that nobody needs";
-                    let origin = self.origin.clone();
-                    let key = self.key.clone();
-                    let diagnostic = error(Code::LimitExceeded, origin, key, "data", problem, fix);
-                    self.diagnostics.push(Diagnostic {
-                        severity: Severity::Warning,
-                        ..diagnostic
-                    });
-                }
-                removed.is_changed
-            }
-            _ => false,
+            ObjectKind::ConfigMap => entries::remove_from_config_map(root),
+            _ => return false,
+        };
+        if let Some(bytes) = removed.bundle_bytes {
+            let problem = format!(
+                "{CA_BUNDLE} has {bytes} bytes, more than {CA_BUNDLE_BYTES_MAX}; it is not kept"
+            );
+            let fix = "leave out certificates that nobody needs";
+            let (origin, key) = (self.origin.clone(), self.key.clone());
+            let diagnostic = error(Code::LimitExceeded, origin, key, "data", problem, fix);
+            self.diagnostics.push(Diagnostic {
+                severity: Severity::Warning,
+                ..diagnostic
+            });
         }
+        removed.is_changed
     }
 
     /// Returns the document's kind, or adds a diagnostic that says why it has none.

@@ -334,8 +334,9 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     );
     // The subscriber writes its state file before the drain ends its task.
     subscriber.stop().await;
+    // This ends the prober. Its thread is joined where waiting blocks no task, and a panic of it has
+    // no effect any more.
     process.force();
-    drop(process_drain);
     let _ = tokio::task::spawn_blocking(move || prober.join()).await;
     Ok(clean)
 }

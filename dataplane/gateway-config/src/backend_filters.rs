@@ -41,7 +41,7 @@ pub fn of_backend(rule: &RouteRule, at: usize) -> Option<RouteFilters> {
         response_headers: join(&first.response_headers, &second.response_headers, equals),
         rewrite: UrlRewrite {
             host: second.rewrite.host.clone().or(first.rewrite.host.clone()),
-            path: first.rewrite.path.clone(),
+            path: second.rewrite.path.clone().or(first.rewrite.path.clone()),
         },
     })
 }

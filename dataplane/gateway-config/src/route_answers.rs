@@ -36,7 +36,7 @@ impl MatchedFilters {
             RouteAnswer::Redirect(redirect) => {
                 let location = self.location(redirect, request)?;
                 headers.insert(header::LOCATION, HeaderValue::from_bytes(&location).ok()?);
-                String::new()
+                Vec::new()
             }
             RouteAnswer::Direct(direct) => {
                 if !direct.body.is_empty() {
@@ -85,7 +85,8 @@ impl MatchedFilters {
                 url.extend_from_slice(path.as_bytes());
             }
         }
-        if let Some(query) = request.query {
+        let own = redirect.query.as_deref().map(str::as_bytes);
+        if let Some(query) = own.or(request.query) {
             url.push(b'?');
             url.extend_from_slice(query);
         }

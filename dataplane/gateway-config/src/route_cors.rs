@@ -170,7 +170,7 @@ fn preflight(
         headers: headers
             .map(|(name, value)| (name, value.into_bytes()))
             .collect(),
-        body: String::new(),
+        body: Vec::new(),
         detail: "cors_response",
     }
 }

@@ -5,7 +5,7 @@
 pub struct RouteReply {
     pub status: u16,
     pub headers: Vec<(String, Vec<u8>)>,
-    pub body: String,
+    pub body: Vec<u8>,
     /// Detail that the access log shows.
     pub detail: &'static str,
 }

@@ -74,12 +74,12 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
         .chain(extra)
 }
 
-fn body_of(fault: &ProxyError) -> String {
+fn body_of(fault: &ProxyError) -> Vec<u8> {
     match fault {
-        ProxyError::Rejected(rejection) => rejection.body.clone(),
+        ProxyError::Rejected(rejection) => rejection.body.clone().into_bytes(),
         ProxyError::Answered(reply) => reply.body.clone(),
-        ProxyError::Aborted { .. } => fault.text().to_owned(),
-        _ => format!("{}\n", fault.text()),
+        ProxyError::Aborted { .. } => fault.text().as_bytes().to_vec(),
+        _ => format!("{}\n", fault.text()).into_bytes(),
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn http1(
     let into = client.wire.outbox.head();
     client.out.write_to(&[], into);
     if !manner.head {
-        into.extend_from_slice(body.as_bytes());
+        into.extend_from_slice(&body);
     }
     client
         .timer

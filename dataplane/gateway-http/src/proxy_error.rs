@@ -353,7 +353,8 @@ impl ProxyError {
             ProxyError::NoRoute => "no route matches this request",
             ProxyError::Misdirected => "this host needs a connection of its own",
             ProxyError::Route { .. } => "the route for this request is not usable",
-            ProxyError::Answered(reply) => &reply.body,
+            // Bytes that are no text make no message for gRPC clients.
+            ProxyError::Answered(reply) => std::str::from_utf8(&reply.body).unwrap_or_default(),
             ProxyError::Aborted { .. } => ABORT_TEXT,
             ProxyError::NoService => "no such service",
             ProxyError::TenantClosed => "the configuration of this service is incomplete",

@@ -6,12 +6,18 @@ use canal_tls::TlsError;
 use rustls::Error;
 use rustls::server::{Accepted, Acceptor};
 
+/// Length of the header of a TLS record, of which the last two bytes are the length of the rest
+/// (RFC 8446 §5.1).
+const RECORD_HEADER_BYTES: usize = 5;
+
 /// Reads a ClientHello of TLS 1.2 or newer, in as many parts as it arrives in.
 #[derive(Default)]
 pub struct ClientHelloReader {
     acceptor: Acceptor,
     /// Number of bytes that were read.
     read: usize,
+    /// Number of bytes up to the end of the record that is being read.
+    record_end: usize,
 }
 
 /// A complete ClientHello, to which nobody has answered.
@@ -36,9 +42,23 @@ impl ClientHelloReader {
     /// # Errors
     /// The bytes are no ClientHello.
     pub fn read(&mut self, sent: &[u8]) -> Result<Option<ReceivedHello>, TlsError> {
-        let mut rest = sent.get(self.read..).unwrap_or_default();
-        while !rest.is_empty() {
-            let read = self.acceptor.read_tls(&mut rest)?;
+        loop {
+            let rest = sent.get(self.read..).unwrap_or_default();
+            // Record by record, so that what follows the one with the end of the ClientHello is not
+            // taken for a part of the handshake.
+            if self.read == self.record_end {
+                let Some(header) = rest.first_chunk::<RECORD_HEADER_BYTES>() else {
+                    return Ok(None);
+                };
+                let length = u16::from_be_bytes([header[3], header[4]]);
+                self.record_end += RECORD_HEADER_BYTES + usize::from(length);
+            }
+            let of_record = rest.len().min(self.record_end - self.read);
+            let mut record = &rest[..of_record];
+            if record.is_empty() {
+                return Ok(None);
+            }
+            let read = self.acceptor.read_tls(&mut record)?;
             if read == 0 {
                 let problem = "the ClientHello is too long".to_owned();
                 return Err(TlsError::from(Error::General(problem)));
@@ -47,11 +67,10 @@ impl ClientHelloReader {
             if let Some(accepted) = self.acceptor.accept().map_err(|(error, _)| error)? {
                 return Ok(Some(ReceivedHello {
                     accepted,
-                    is_followed: !rest.is_empty(),
+                    is_followed: self.read < sent.len(),
                 }));
             }
         }
-        Ok(None)
     }
 }
 
@@ -99,6 +118,20 @@ mod tests {
                 let hello = reader.read(&sent).unwrap().expect("it is complete");
                 assert_eq!(hello.server_name().as_deref(), expected, "{name} by {step}");
             }
+        }
+    }
+
+    #[test]
+    fn bytes_behind_the_hello_are_noticed_however_they_are_divided() {
+        let mut sent = hello("www.example.com", 3);
+        let length = sent.len();
+        let hello = ClientHelloReader::default().read(&sent).unwrap().unwrap();
+        assert!(!hello.is_followed);
+        sent.extend([0x17, 3, 3, 0, 1, 0]);
+        for step in [length + 1, sent.len()] {
+            let mut reader = ClientHelloReader::default();
+            let hello = reader.read(&sent[..step]).unwrap();
+            assert!(hello.expect("it is complete").is_followed, "{step}");
         }
     }
 

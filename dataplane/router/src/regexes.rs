@@ -130,7 +130,7 @@ impl<'l> AutomatonBudget<'l> {
             // a little larger.
             .nfa_size_limit(Some(self.limits.regexes_bytes_max * 2))
             // Each worker has a cache for each automaton that it runs. The compiler charges tenants
-            // for it (`compiler/src/route_weight.rs`).
+            // for it (`compiler/ir/src/route_weight.rs`).
             .hybrid_cache_capacity(
                 self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes,
             );

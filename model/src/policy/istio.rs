@@ -38,6 +38,42 @@ pub struct VirtualServiceSpec {
     /// means all, as `*` does.
     pub export_to: Vec<String>,
     pub http: Vec<VirtualServiceRoute>,
+    /// Rules for connections with TLS that Gateways pass through.
+    pub tls: Vec<ConnectionRule>,
+    /// Rules for other connections that Gateways relay, with TLS that they terminate or without it.
+    pub tcp: Vec<ConnectionRule>,
+}
+
+/// One rule for connections whose bytes are relayed; rules are tried in the order written.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct ConnectionRule {
+    /// Alternative matches. A rule of `tls` has at least one; of `tcp`, an empty list matches
+    /// everything.
+    #[serde(rename = "match")]
+    pub matches: Vec<ConnectionMatch>,
+    pub route: Vec<ConnectionDestination>,
+}
+
+/// A set of conditions on a connection that must all hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConnectionMatch {
+    /// Server names, with or without a wildcard; of rules of `tls` only.
+    pub sni_hosts: Vec<String>,
+    /// Port that the client dialled.
+    pub port: Option<NonZeroU16>,
+    /// Gateways at which the match holds; an empty list means those of the object.
+    pub gateways: Vec<String>,
+}
+
+/// One destination of connections and its weight.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ConnectionDestination {
+    pub destination: Destination,
+    /// Relative weight, as that of a destination of requests.
+    #[serde(default, deserialize_with = "weight")]
+    pub weight: Option<u32>,
 }
 
 /// One rule; rules are tried in the order written.
@@ -80,7 +116,8 @@ pub struct Delegate {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRedirect {
-    /// Path that takes the place of the request's.
+    /// Path that takes the place of the request's, with a query that takes the place of the request's
+    /// if one is written.
     pub uri: Option<String>,
     pub authority: Option<String>,
     pub port: Option<NonZeroU16>,
@@ -104,6 +141,8 @@ pub struct HttpDirectResponse {
 #[serde(default)]
 pub struct HttpBody {
     pub string: Option<String>,
+    /// The body as bytes, in base64.
+    pub bytes: Option<String>,
 }
 
 /// Changes of the headers of requests and responses.

@@ -510,10 +510,11 @@ mod tests {
                 Some((word, group)) => (word.to_owned(), format!(".{group}")),
                 None => (word, String::new()),
             };
-            let plural = match word.strip_suffix("cy") {
-                Some(stem) => format!("{stem}cies"),
-                None if word.ends_with('s') => word,
-                None => format!("{word}s{group}"),
+            let ends_in_ies = word.ends_with("cy") || word.ends_with("ty");
+            let plural = match word.strip_suffix('y') {
+                Some(stem) if ends_in_ies => format!("{stem}ies"),
+                _ if word.ends_with('s') => word,
+                _ => format!("{word}s{group}"),
             };
             assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());

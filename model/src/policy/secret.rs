@@ -1,5 +1,6 @@
-//! Secret (`v1`), as far as Canal reads it: certificates with their keys for listeners. The reader
-//! turns the text into a [`ServingCertificate`], and keeps nothing else of it.
+//! Secret (`v1`), as far as Canal reads it: certificates with their keys for listeners, and
+//! certificates of authorities. The reader turns the text into a [`ServingCertificate`] and
+//! [`CaCertificates`], and keeps nothing else of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::Metadata;
-use crate::certificate::ServingCertificate;
+use crate::certificate::{CaCertificates, ServingCertificate};
 
 /// Type of the Secrets that contain a certificate and its key.
 pub const TLS_SECRET: &str = "kubernetes.io/tls";
@@ -33,6 +34,10 @@ pub struct Secret {
     /// The certificate of a Secret of type [`TLS_SECRET`], or what is wrong with it.
     #[serde(skip)]
     pub certificate: Option<Result<Arc<ServingCertificate>, SecretProblem>>,
+    /// The certificates in the entry [`CA_BUNDLE`](super::config_map::CA_BUNDLE), or why clients
+    /// cannot be validated with them; `None` without the entry.
+    #[serde(skip)]
+    pub ca: Option<Result<Arc<CaCertificates>, SecretProblem>>,
 }
 
 impl Secret {
@@ -42,7 +47,7 @@ impl Secret {
     }
 }
 
-/// The reason why a Secret has no usable certificate.
+/// The reason why a Secret or a ConfigMap has no usable certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretProblem {
     /// Sentence without a full stop that names the entry, and quotes nothing of it.

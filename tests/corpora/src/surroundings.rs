@@ -119,10 +119,15 @@ impl Surroundings {
                     .http
                     .iter()
                     .flat_map(|rule| &rule.route);
-                for share in routes {
-                    let port = share.destination.port.as_ref();
-                    let port = port.map(|port| port.number.get());
-                    self.add_host(found, namespace, &share.destination.host, port);
+                let spec = &virtual_service.spec;
+                let rules = spec.tls.iter().chain(&spec.tcp);
+                let of_connections = rules.flat_map(|rule| &rule.route);
+                let destinations = routes
+                    .map(|share| &share.destination)
+                    .chain(of_connections.map(|share| &share.destination));
+                for destination in destinations {
+                    let port = destination.port.as_ref().map(|port| port.number.get());
+                    self.add_host(found, namespace, &destination.host, port);
                 }
             }
             Object::DestinationRule(rule) => {

@@ -70,8 +70,9 @@ fn a_thousand_changes_lose_no_request() {
     // The load runs for this long and is started again until all changes are made.
     const SECONDS: u64 = 20;
     const RATE: u64 = 200;
-    // Each of 1,000 changes may take 0.24 s.
-    const CHANGED_WITHIN: Duration = Duration::from_secs(12 * SECONDS);
+    // A thousand changes take 49 s, unoptimized and beside other tests (docs/performance.md); five
+    // times that shows that something is wrong.
+    const CHANGED_WITHIN: Duration = Duration::from_secs(240);
     let wanted = if is_timed() { 1000 } else { 40 };
     let mesh = mesh();
     apply(mesh, &format!("{HALVES}---\n{}", route(0))).expect_success();

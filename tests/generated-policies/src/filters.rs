@@ -23,30 +23,40 @@ const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
 pub(crate) fn of_http_backend(
     backend_ref: impl Strategy<Value = BackendRef>,
 ) -> impl Strategy<Value = RouteBackendRef<HttpRouteFilter>> {
-    (backend_ref, modifiers(), option::weighted(0.02, redirect())).prop_map(
-        |(backend, [request, response], redirect)| {
-            let mut backend = RouteBackendRef::from(backend);
-            let request = request.map(|headers| HttpRouteFilter {
-                kind: "RequestHeaderModifier".to_owned(),
-                request_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            let response = response.map(|headers| HttpRouteFilter {
-                kind: "ResponseHeaderModifier".to_owned(),
-                response_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            // Such a backend is refused.
-            let redirect = redirect.map(|redirect| HttpRouteFilter {
-                kind: "RequestRedirect".to_owned(),
-                request_redirect: Some(redirect),
-                ..HttpRouteFilter::default()
-            });
-            let filters = [request, response, redirect];
-            backend.filters = filters.into_iter().flatten().collect();
-            backend
-        },
-    )
+    let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
+    let filters = (
+        backend_ref,
+        modifiers(),
+        option::weighted(0.1, rewrite),
+        option::weighted(0.02, redirect()),
+    );
+    filters.prop_map(|(backend, [request, response], rewrite, redirect)| {
+        let mut backend = RouteBackendRef::from(backend);
+        let request = request.map(|headers| HttpRouteFilter {
+            kind: "RequestHeaderModifier".to_owned(),
+            request_header_modifier: Some(headers),
+            ..HttpRouteFilter::default()
+        });
+        let response = response.map(|headers| HttpRouteFilter {
+            kind: "ResponseHeaderModifier".to_owned(),
+            response_header_modifier: Some(headers),
+            ..HttpRouteFilter::default()
+        });
+        let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
+            kind: "URLRewrite".to_owned(),
+            url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
+            ..HttpRouteFilter::default()
+        });
+        // Such a backend is refused.
+        let redirect = redirect.map(|redirect| HttpRouteFilter {
+            kind: "RequestRedirect".to_owned(),
+            request_redirect: Some(redirect),
+            ..HttpRouteFilter::default()
+        });
+        let filters = [request, response, rewrite, redirect];
+        backend.filters = filters.into_iter().flatten().collect();
+        backend
+    })
 }
 
 /// Adds filters to some backends of GRPCRoutes.
@@ -207,8 +217,16 @@ pub(crate) fn answer_of_virtual_service()
         1 => port().prop_map(|port| (Some(port), None)),
         1 => words(&["FROM_PROTOCOL_DEFAULT", "FROM_REQUEST_PORT"]).prop_map(|of| (None, Some(of))),
     ];
+    let uri = (
+        words(&PATHS),
+        option::weighted(0.3, words(&["q=1", "", "a/b?c"])),
+    );
+    let uri = uri.prop_map(|(path, query)| match query {
+        None => path,
+        Some(query) => format!("{path}?{query}"),
+    });
     let redirect = (
-        option::of(words(&PATHS)),
+        option::of(uri),
         option::of(words(&HOSTS[..3])),
         port,
         option::of(words(&["http", "https"])),
@@ -232,6 +250,7 @@ pub(crate) fn answer_of_virtual_service()
         status,
         body: string.map(|string| HttpBody {
             string: Some(string),
+            bytes: None,
         }),
     });
     prop_oneof![

@@ -490,6 +490,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         gateways: Vec::new(),
         export_to: Vec::new(),
         http,
+        ..istio::VirtualServiceSpec::default()
     });
     // Creation times repeat and may be missing, because the older object wins and ties exist.
     (option::of(0..3u64), spec)

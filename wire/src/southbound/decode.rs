@@ -370,9 +370,6 @@ pub(super) fn backend(
         Target::FilteredService(target) => {
             let received = at.need("backends.filters", target.filters)?;
             let decoded = route_filters::decode(at, received)?;
-            if decoded.rewrite.path.is_some() {
-                return at.err("backends.filters", "have a path");
-            }
             filters = Some(Box::new(decoded));
             service_target(at, at.need("backends.service", target.service)?)?
         }

@@ -29,6 +29,7 @@ pub(super) fn encode(answer: &m::RouteAnswer, filters: Option<&m::RouteFilters>)
                 m::PathRewrite::Full(path) => Path::FullPath(path.clone()),
                 m::PathRewrite::Prefix(text) => Path::PathPrefix(text.clone()),
             }),
+            query: redirect.query.clone(),
         }),
         m::RouteAnswer::Direct(direct) => Answer::Direct(w::DirectResponse {
             status: direct.status.into(),
@@ -125,12 +126,21 @@ fn redirect(
             text,
         )?)),
     };
+    let is_sent = |byte: u8| byte > b' ' && byte < 0x7f && byte != b'#';
+    if let Some(query) = received
+        .query
+        .as_ref()
+        .filter(|it| !it.bytes().all(is_sent))
+    {
+        return at.err("answer.redirect.query", format!("{query:?} is not a query"));
+    }
     Ok(m::UrlRedirect {
         status,
         scheme,
         host: (!received.host.is_empty()).then_some(received.host),
         port,
         path,
+        query: received.query,
     })
 }
 
@@ -144,6 +154,7 @@ pub(super) fn samples() -> Vec<m::RouteAnswer> {
             host: Some("other.example".to_owned()),
             port,
             path,
+            query: (port == m::RedirectPort::Dialled).then(|| "q=/?".to_owned()),
         })
     };
     let path = |text: &str| text.to_owned();
@@ -160,7 +171,7 @@ pub(super) fn samples() -> Vec<m::RouteAnswer> {
         redirect(m::RedirectPort::OfHost, None),
         m::RouteAnswer::Direct(m::DirectResponse {
             status: 503,
-            body: "closed\n".to_owned(),
+            body: b"closed\n\xff".to_vec(),
         }),
     ]
 }
@@ -186,7 +197,11 @@ mod tests {
     #[test]
     fn an_answer_that_no_gateway_may_give_is_refused() {
         type Change = fn(&mut w::Answer);
-        let cases: [(Change, &str); 7] = [
+        let cases: [(Change, &str); 8] = [
+            (
+                |a| redirect(a).query = Some("a\r\nb".into()),
+                "is not a query",
+            ),
             (|a| a.answer = None, "answer.answer"),
             (|a| redirect(a).status = 200, "is not a redirect"),
             (|a| redirect(a).scheme = "ftp".into(), "is not HTTP"),
@@ -200,7 +215,7 @@ mod tests {
                 |a| {
                     let direct = w::DirectResponse {
                         status: 101,
-                        body: String::new(),
+                        body: Vec::new(),
                     };
                     a.answer = Some(w::answer::Answer::Direct(direct));
                 },

@@ -180,14 +180,6 @@ pub(super) fn sample() -> m::RouteFilters {
     }
 }
 
-/// Returns filters of a backend with every field set, for the tests of all resources.
-#[cfg(test)]
-pub(super) fn sample_of_backend() -> m::RouteFilters {
-    let mut filters = sample();
-    filters.rewrite.path = None;
-    filters
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

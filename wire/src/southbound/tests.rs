@@ -49,7 +49,7 @@ fn routes() -> Vec<Resource> {
     let split = p::RouteAction::Split(vec![
         p::Backend {
             weight: 90,
-            filters: Some(Box::new(super::route_filters::sample_of_backend())),
+            filters: Some(Box::new(super::route_filters::sample())),
             target: p::BackendTarget::Service {
                 service: key("alpha/b/reviews"),
                 port: 9080,

@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+mod features;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +15,7 @@ use canal_bench_peers::process::{PROXY_CORE, PinnedProcess};
 use canal_bench_peers::spread::Spread;
 use canal_bench_peers::{document, generators, namespace, origin};
 use clap::Parser;
+use features::{FEATURES, Feature};
 
 /// Counts the instructions of `canal-gateway` for a request: one gateway under callgrind answers
 /// few requests, another one many, and the difference is the cost of the additional requests. Fails
@@ -35,6 +38,9 @@ struct Flags {
     /// Runs of each case and build; the median is compared.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
+    /// Count what single features of routes and services cost, in place of the cases.
+    #[arg(long, conflicts_with_all = ["before", "only"])]
+    features: bool,
     /// Only these cases (http1, h2c, policies).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -44,7 +50,8 @@ struct Flags {
     /// Keep callgrind's files of the longer runs in this folder.
     #[arg(long)]
     keep: Option<PathBuf>,
-    /// Replace the table between the `bench-instructions` marks of this file.
+    /// Replace the table between the `bench-instructions` marks of this file, or the
+    /// `bench-features` marks with --features.
     #[arg(long)]
     markdown: Option<PathBuf>,
 }
@@ -134,35 +141,39 @@ impl Subject {
             dir: dir.join(name),
         };
         for (kind, policies) in [("plain", String::new()), ("policies", canal::policies())] {
-            let tenant = subject.dir.join(kind).join("bench");
-            std::fs::create_dir_all(&tenant)?;
-            let compile = |shares: &str| {
-                let text = canal::tenant("bench", 1, shares)
-                    + &canal::service(0, [String::from("/")])
-                    + &policies;
-                std::fs::write(tenant.join("bench.yaml"), text)?;
-                subject
-                    .build
-                    .compile(&subject.dir.join(kind), &subject.snapshot(kind))
-            };
-            // Builds older than the tenants' shares of a worker refuse them, and have no turns.
-            compile(SLOW).or_else(|_| compile(""))?;
+            subject.compile(kind, &policies)?;
         }
         Ok(subject)
+    }
+
+    /// Compiles the plain service with what follows it in YAML.
+    fn compile(&self, kind: &str, further: &str) -> anyhow::Result<()> {
+        let tenant = self.dir.join(kind).join("bench");
+        std::fs::create_dir_all(&tenant)?;
+        let compile = |shares: &str| {
+            let text = canal::tenant("bench", 1, shares)
+                + &canal::service(0, [String::from("/")])
+                + further;
+            std::fs::write(tenant.join("bench.yaml"), text)?;
+            self.build
+                .compile(&self.dir.join(kind), &self.snapshot(kind))
+        };
+        // Builds older than the tenants' shares of a worker refuse them, and have no turns.
+        compile(SLOW).or_else(|_| compile(""))
     }
 
     fn snapshot(&self, kind: &str) -> PathBuf {
         self.dir.join(format!("{kind}.snapshot"))
     }
 
-    /// Returns the instructions of a gateway that started, answered `requests` and ended;
-    /// callgrind's file is at `out`.
-    fn run(&self, case: LoadCase, requests: u64, out: &Path) -> anyhow::Result<u64> {
-        let kind = if case == LoadCase::Policies {
-            "policies"
-        } else {
-            "plain"
-        };
+    /// Returns the instructions of a gateway that started with a snapshot, answered the requests of
+    /// `load` and ended; callgrind's file is at `out`.
+    fn run(
+        &self,
+        kind: &str,
+        load: impl FnOnce() -> anyhow::Result<()>,
+        out: &Path,
+    ) -> anyhow::Result<u64> {
         let (log, counts) = (self.dir.join("gateway.log"), self.dir.join("callgrind.log"));
         let listener = BenchListener {
             address: PLAIN_LISTENER,
@@ -181,7 +192,7 @@ impl Subject {
         argv.push("--no-pin".into());
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
-        case.load(requests)?;
+        load()?;
         gateway.end()?;
         collected(&std::fs::read_to_string(&counts)?)
             .with_context(|| format!("callgrind counted nothing; fix: see {}", counts.display()))
@@ -193,13 +204,44 @@ impl Subject {
             .keep
             .as_ref()
             .map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
-        let few = self.run(case, WARM, Path::new("/dev/null"))?;
-        let many = self.run(
-            case,
-            WARM + flags.requests,
-            copy.as_deref().unwrap_or(Path::new("/dev/null")),
-        )?;
+        let kind = if case == LoadCase::Policies {
+            "policies"
+        } else {
+            "plain"
+        };
+        let nowhere = Path::new("/dev/null");
+        let few = self.run(kind, || case.load(WARM), nowhere)?;
+        let load = || case.load(WARM + flags.requests);
+        let many = self.run(kind, load, copy.as_deref().unwrap_or(nowhere))?;
         Ok((many as f64 - few as f64) / flags.requests as f64)
+    }
+
+    /// Returns the instructions per request on keep-alive connections, with a feature.
+    fn measure_feature(&self, feature: &Feature, requests: u64) -> anyhow::Result<f64> {
+        const KIND: &str = "feature";
+        self.compile(KIND, &format!("{}{}", feature.rule, feature.objects))?;
+        let load = |count: u64| {
+            let (count_flag, url) = (
+                format!("-n{count}"),
+                format!("http://{PLAIN_LISTENER}/items/7"),
+            );
+            let mut argv = vec!["--h1", "-t1", "-c4", "-m1", count_flag.as_str()];
+            if !feature.header.is_empty() {
+                argv.extend(["-H", feature.header]);
+            }
+            argv.push(&url);
+            let answers = generators::h2load(&argv)?;
+            anyhow::ensure!(
+                answers.ok == count,
+                "{}: {answers:?} of {count} requests",
+                feature.name
+            );
+            Ok(())
+        };
+        let nowhere = Path::new("/dev/null");
+        let few = self.run(KIND, || load(WARM), nowhere)?;
+        let many = self.run(KIND, || load(WARM + requests), nowhere)?;
+        Ok((many as f64 - few as f64) / requests as f64)
     }
 }
 
@@ -247,6 +289,37 @@ fn change(rows: &[InstructionRow], case: LoadCase) -> Option<f64> {
     Some((median("after")? / median("before")? - 1.0) * 100.0)
 }
 
+/// Counts what each feature costs beside a route without any.
+fn count_features(flags: &Flags, dir: &Path) -> anyhow::Result<()> {
+    let subject = Subject::new("after", &flags.after, dir)?;
+    let _origin = origin::start(dir)?;
+    let mut out = format!(
+        "Instructions in the gateway's process for one request on kept connections; {} requests, median of {} runs.\n\n\
+         | feature | instructions | more than with nothing |\n|---|---|---|\n",
+        flags.requests, flags.rounds
+    );
+    let mut plain = None;
+    for feature in &FEATURES {
+        let mut runs = Vec::new();
+        for _ in 0..flags.rounds {
+            runs.push(subject.measure_feature(feature, flags.requests)?);
+        }
+        let median = Spread::of(runs.iter().copied()).median;
+        let base = *plain.get_or_insert(median);
+        let (more, percent) = (median - base, (median / base - 1.0) * 100.0);
+        eprintln!("{}: {median:.0}", feature.name);
+        out.push_str(&format!(
+            "| {} | {median:.0} | {more:+.0} ({percent:+.1} %) |\n",
+            feature.name
+        ));
+    }
+    print!("{out}");
+    match &flags.markdown {
+        Some(path) => document::replace(path, "bench-features", &out),
+        None => Ok(()),
+    }
+}
+
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     // A network namespace of its own keeps ports and loopback traffic of the machine apart.
@@ -255,6 +328,9 @@ fn main() -> anyhow::Result<()> {
     // Callgrind's files are kept only on request.
     if let Some(folder) = &flags.keep {
         std::fs::create_dir_all(folder)?;
+    }
+    if flags.features {
+        return count_features(&flags, dir.path());
     }
     let mut subjects = Vec::new();
     if let Some(folder) = &flags.before {

@@ -711,6 +711,8 @@ fn a_report_proves_by_the_mark_from_before_its_scans() {
         ),
         (
             "none: it arrives as the third after the mark",
+            // An older replica sends no marks, and its drain must end too. Its report counts as
+            // scanned after the two reports that came before it.
             None,
             mark.number + 2,
         ),

@@ -21,7 +21,8 @@ use crate::fetch::{FetchClient, FetchError, FetchRequest, host_and_port};
 
 /// Maximum number of requests to one external CA at once.
 pub const EXTERNAL_REQUESTS_MAX: usize = 16;
-/// Timeout of one attempt to get a certificate.
+/// Timeout of one attempt to get a certificate. All attempts and their delays take at most 9.6 s,
+/// because a data plane gives up its request after 10 s.
 const ATTEMPT: Duration = Duration::from_secs(3);
 /// Maximum number of attempts for one certificate; data planes repeat their requests by themselves.
 const ATTEMPTS: u32 = 3;

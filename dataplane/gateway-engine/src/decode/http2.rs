@@ -106,7 +106,9 @@ pub(crate) async fn serve(
                 timer.disarm();
                 connection.graceful_shutdown();
             }
-            // Open streams may finish; the client opens no more (RFC 9113 §6.8).
+            // Open streams may finish; the client opens no more (RFC 9113 §6.8). An idle client
+            // keeps the deadline that already runs; `watch` gives others one after their last
+            // stream.
             StreamEvent::Drain => {
                 leaving = true;
                 connection.graceful_shutdown();

@@ -22,7 +22,7 @@ fn answer(name: &str, place: u32, path: &str, answer: RouteAnswer) -> Resource {
     route("web", name, place, prefix(path), action)
 }
 
-/// Starts a gateway that answers requests below `/old/` and `/closed`, and forwards the rest.
+/// Starts a gateway that answers requests below `/old/` and some other paths, and forwards the rest.
 fn fixture(protocol: AppProtocol, endpoints: &[SocketAddr]) -> GatewayFixture {
     let setup = EngineSetup {
         protocol,
@@ -35,14 +35,23 @@ fn fixture(protocol: AppProtocol, endpoints: &[SocketAddr]) -> GatewayFixture {
         host: Some("other.example".to_owned()),
         port: RedirectPort::Number(8443),
         path: Some(PathRewrite::Prefix("/new/".to_owned())),
+        query: None,
     });
-    let direct = |status: u16, body: &str| {
+    let moved = RouteAnswer::Redirect(UrlRedirect {
+        status: 301,
+        scheme: None,
+        host: None,
+        port: RedirectPort::OfHost,
+        path: Some(PathRewrite::Full("/there".to_owned())),
+        query: Some("own=1".to_owned()),
+    });
+    let direct = |status: u16, body: &[u8]| {
         RouteAnswer::Direct(DirectResponse {
             status,
-            body: body.to_owned(),
+            body: body.to_vec(),
         })
     };
-    let mut closed = answer("closed", 1, "/closed", direct(503, "we are closed"));
+    let mut closed = answer("closed", 1, "/closed", direct(503, b"we are closed"));
     if let Resource::Route(rule) = &mut closed {
         rule.filters = Some(Box::new(RouteFilters {
             response_headers: HeaderModifier {
@@ -56,8 +65,11 @@ fn fixture(protocol: AppProtocol, endpoints: &[SocketAddr]) -> GatewayFixture {
     fixture.apply(vec![
         answer("old", 0, "/old/", redirect),
         closed,
-        answer("empty", 2, "/empty", direct(204, "")),
-        route("web", "plain", 3, prefix("/"), split),
+        answer("empty", 2, "/empty", direct(204, b"")),
+        answer("moved", 3, "/moved", moved),
+        // Bytes that are no text.
+        answer("bytes", 4, "/bytes", direct(200, b"\xff\x00")),
+        route("web", "plain", 5, prefix("/"), split),
     ]);
     fixture
 }
@@ -115,6 +127,12 @@ async fn check(endpoint: SocketAddr, protocol: AppProtocol, over_http2: bool) {
         status == 204 && body.is_empty() && !head.contains("content-length"),
         "{case}: {head}{body}"
     );
+    let (status, head, _) = exchange(&fixture, over_http2, "GET", "/moved/x?a=2").await;
+    let location = "location: http://web/there?own=1\r\n";
+    assert!(status == 301 && head.contains(location), "{case}: {head}");
+    let (status, head, _) = exchange(&fixture, over_http2, "HEAD", "/bytes").await;
+    let is_whole = head.contains("content-length: 2\r\n");
+    assert!(status == 200 && is_whole, "{case}: {head}");
     let (status, _, _) = exchange(&fixture, over_http2, "GET", "/plain").await;
     assert_eq!(status, 200, "{case}");
 }

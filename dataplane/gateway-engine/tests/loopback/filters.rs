@@ -1,7 +1,7 @@
 //! Filters of a rule, in every pairing of HTTP versions: what the endpoint receives, and what the
 //! client receives. A rule without filters changes nothing.
 
-use canal_model::program::{AppProtocol, Resource, RouteAction};
+use canal_model::program::{AppProtocol, Backend, Resource, RouteAction};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters, UrlRewrite};
 use http::Request;
 
@@ -135,7 +135,6 @@ async fn filters_change_requests_and_responses_in_every_pairing_of_versions() {
 /// Starts a gateway whose rule has filters, and two backends of the same service: the first has
 /// filters of its own.
 fn fixture_with_backend_filters(protocol: AppProtocol, origin: &OriginServer) -> GatewayFixture {
-    let fixture = fixture(protocol, origin);
     let mut own = to("web", &[], 1);
     own.filters = Some(Box::new(RouteFilters {
         request_headers: HeaderModifier {
@@ -149,6 +148,17 @@ fn fixture_with_backend_filters(protocol: AppProtocol, origin: &OriginServer) ->
         },
         ..RouteFilters::default()
     }));
+    fixture_with_backend(protocol, origin, own)
+}
+
+/// Starts a gateway whose rule has filters, and two backends of the same service: this one, and one
+/// without filters of its own.
+fn fixture_with_backend(
+    protocol: AppProtocol,
+    origin: &OriginServer,
+    own: Backend,
+) -> GatewayFixture {
+    let fixture = fixture(protocol, origin);
     let split = RouteAction::Split(vec![own, to("web", &[], 1)]);
     let mut filtered = route("web", "filtered", 0, prefix("/old/"), split);
     if let Resource::Route(rule) = &mut filtered {
@@ -202,6 +212,40 @@ async fn filters_of_a_backend_follow_those_of_the_rule() {
     for over_http2 in [false, true] {
         check_backend(&one, AppProtocol::Http1, over_http2).await;
         check_backend(&two, AppProtocol::Http2, over_http2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_backend_has_a_url_of_its_own() {
+    let (one, two) = (origin_1().await, http2::origin(http2::echo).await);
+    for (path, received) in [
+        (PathRewrite::Prefix("/own/".to_owned()), "/own/x"),
+        (PathRewrite::Full("/whole".to_owned()), "/whole"),
+    ] {
+        let mut own = to("web", &[], 1);
+        own.filters = Some(Box::new(RouteFilters {
+            rewrite: UrlRewrite {
+                host: Some("own.example".to_owned()),
+                path: Some(path),
+            },
+            ..RouteFilters::default()
+        }));
+        for (protocol, origin) in [(AppProtocol::Http1, &one), (AppProtocol::Http2, &two)] {
+            let fixture = fixture_with_backend(protocol, origin, own.clone());
+            let mut counts = [0, 0];
+            while counts.contains(&0) {
+                // The prefix is that of the match, which the rule's own rewrite does not replace first.
+                let (_, body) = exchange(&fixture, false, "/old/x?q").await;
+                let is_own = body.contains("own.example");
+                counts[usize::from(is_own)] += 1;
+                let (path, host) = match is_own {
+                    true => (received, "own.example"),
+                    false => ("/new/x", "other.example:8080"),
+                };
+                assert!(body.contains(&format!("{path}?q")), "{protocol:?}: {body}");
+                assert!(body.contains(host), "{protocol:?}: {body}");
+            }
+        }
     }
 }
 

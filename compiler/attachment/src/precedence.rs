@@ -16,7 +16,7 @@ const CLASS_ROUTE: u8 = 0;
 ///
 /// Gateway API leaves regular expressions to the implementation. Here they come after exact paths
 /// and before prefixes, because after a prefix `/` they would never be reached.
-pub(crate) fn gateway_api(
+pub fn gateway_api(
     document: &Document,
     place: [usize; 2],
     conditions: &MatchSpecificity<'_>,
@@ -43,11 +43,11 @@ pub(crate) fn gateway_api(
 }
 
 /// The parts of a match that Gateway API compares.
-pub(crate) struct MatchSpecificity<'a> {
-    pub(crate) path: &'a PathMatch,
-    pub(crate) has_method: bool,
-    pub(crate) headers: usize,
-    pub(crate) query: usize,
+pub struct MatchSpecificity<'a> {
+    pub path: &'a PathMatch,
+    pub has_method: bool,
+    pub headers: usize,
+    pub query: usize,
 }
 
 /// Returns the precedence of a match of a GRPCRoute.
@@ -57,7 +57,7 @@ pub(crate) struct MatchSpecificity<'a> {
 ///
 /// Gateway API leaves regular expressions to the implementation. Here they come after exact names,
 /// as those of HTTPRoutes do, and before a match of any name.
-pub(crate) fn grpc(
+pub fn grpc(
     document: &Document,
     place: [usize; 2],
     conditions: &GrpcMatchSpecificity<'_>,
@@ -79,15 +79,15 @@ pub(crate) fn grpc(
 }
 
 /// The parts of a match that Gateway API compares for gRPC requests.
-pub(crate) struct GrpcMatchSpecificity<'a> {
-    pub(crate) service: GrpcNameMatch<'a>,
-    pub(crate) method: GrpcNameMatch<'a>,
-    pub(crate) headers: usize,
+pub struct GrpcMatchSpecificity<'a> {
+    pub service: GrpcNameMatch<'a>,
+    pub method: GrpcNameMatch<'a>,
+    pub headers: usize,
 }
 
 /// A condition on the name of a gRPC service or method.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum GrpcNameMatch<'a> {
+pub enum GrpcNameMatch<'a> {
     Any,
     Exact(&'a str),
     Regex(&'a str),
@@ -109,7 +109,7 @@ impl GrpcNameMatch<'_> {
 
 /// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written,
 /// and only one VirtualService routes a service.
-pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
+pub fn istio(document: &Document, place: [usize; 2]) -> Precedence {
     Precedence {
         class: CLASS_ROUTE,
         specificity: [0; 5],
@@ -122,7 +122,7 @@ pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
 /// Where a match of a VirtualService stands to the first one of its object that holds for all
 /// requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CatchAllOrder {
+pub enum CatchAllOrder {
     Before,
     CatchAll,
     After,
@@ -131,7 +131,7 @@ pub(crate) enum CatchAllOrder {
 /// Returns the precedence of a match of a VirtualService on a Gateway. Istio appends the rules of
 /// the objects of a host, the oldest first, and sorts those that hold for all requests to the end.
 /// Behind such a rule, no rule of the same object is ever reached.
-pub(crate) fn istio_on_gateway(
+pub fn istio_on_gateway(
     document: &Document,
     indexes: [u32; 2],
     order: CatchAllOrder,
@@ -147,7 +147,7 @@ pub(crate) fn istio_on_gateway(
 
 /// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects
 /// without a creation time are the oldest.
-pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
+pub fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
     let metadata = document.object.metadata();
     (
         created(metadata),
@@ -159,7 +159,7 @@ pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &O
 
 /// Returns the sort key of two routes of different kinds in conflict, the winner first: by age, then
 /// by `namespace/name` (Gateway API v1.7.0 GRPCRouteSpec.hostnames).
-pub(crate) fn route_seniority(document: &Document) -> (u64, String, ObjectKind) {
+pub fn route_seniority(document: &Document) -> (u64, String, ObjectKind) {
     let metadata = document.object.metadata();
     let name = format!("{}/{}", metadata.namespace, metadata.name);
     (created(metadata), name, document.object.kind())

@@ -49,14 +49,14 @@ impl CompiledSize {
 }
 
 /// Limit on the size of the resources, and a lower bound of the size of those that exist so far.
-pub(crate) struct ResourceBudget {
+pub struct ResourceBudget {
     budget: CompiledSize,
     used: CompiledSize,
     weights: RouteWeights,
 }
 
 impl ResourceBudget {
-    pub(crate) fn new(budget: CompiledSize) -> Self {
+    pub fn new(budget: CompiledSize) -> Self {
         Self {
             budget,
             used: CompiledSize::default(),
@@ -66,17 +66,17 @@ impl ResourceBudget {
 
     /// Returns what the counted resources take. The bytes are a lower bound; only the encoded
     /// resources have the exact number.
-    pub(crate) fn used(&self) -> CompiledSize {
+    pub fn used(&self) -> CompiledSize {
         self.used
     }
 
     /// Returns whether compiling must stop, because the resources exceed the budget already.
-    pub(crate) fn is_exceeded(&self) -> bool {
+    pub fn is_exceeded(&self) -> bool {
         self.used.exceeds(&self.budget)
     }
 
     /// Counts a route rule. Returns false if compiling must stop.
-    pub(crate) fn add_rule(&mut self, rule: &RouteRule) -> bool {
+    pub fn add_rule(&mut self, rule: &RouteRule) -> bool {
         let texts =
             rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
         self.used.route_table_bytes += self.weights.add(rule);
@@ -86,7 +86,7 @@ impl ResourceBudget {
     /// Counts the endpoint sets of subsets that rules name: a gateway has one for each port of a
     /// service and each subset, with all endpoints of the subset. It reads all workloads of the
     /// service for each of them, so all count.
-    pub(crate) fn add_subsets(&mut self, rules: &[RouteRule], workloads: &[Workload]) {
+    pub fn add_subsets(&mut self, rules: &[RouteRule], workloads: &[Workload]) {
         let backends = rules.iter().flat_map(|rule| match &rule.action {
             RouteAction::Split(backends) => backends.as_slice(),
             RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
@@ -122,7 +122,7 @@ impl ResourceBudget {
 
     /// Counts bytes of one more route table with rules that were counted before. Returns false, and
     /// counts nothing, if it does not fit.
-    pub(crate) fn take_route_table(&mut self, bytes: u64) -> bool {
+    pub fn take_route_table(&mut self, bytes: u64) -> bool {
         let used = self.used.route_table_bytes.saturating_add(bytes);
         let fits = used <= self.budget.route_table_bytes;
         if fits {
@@ -132,7 +132,7 @@ impl ResourceBudget {
     }
 
     /// Counts the hosts of a route on a listener. Returns false if compiling must stop.
-    pub(crate) fn add_attachment(&mut self, hosts: &[Option<HostMatch>]) -> bool {
+    pub fn add_attachment(&mut self, hosts: &[Option<HostMatch>]) -> bool {
         let bytes = hosts.iter().flatten().map(|host| match host {
             HostMatch::Exact(text) | HostMatch::Suffix(text) => text.len(),
         });
@@ -142,13 +142,13 @@ impl ResourceBudget {
     }
 
     /// Counts a workload with the ports that it serves. Returns false if compiling must stop.
-    pub(crate) fn add_workload(&mut self, workload: &Workload) -> bool {
+    pub fn add_workload(&mut self, workload: &Workload) -> bool {
         self.add_resource(workload.endpoints.iter().map(endpoint_bytes).sum())
     }
 
     /// Counts an authorization with the values that it compares. Returns false if compiling must
     /// stop.
-    pub(crate) fn add_authorization(&mut self, policy: &Authorization) -> bool {
+    pub fn add_authorization(&mut self, policy: &Authorization) -> bool {
         let lists = policy
             .rules
             .iter()
@@ -168,7 +168,7 @@ impl ResourceBudget {
 
     /// Counts a request authentication with its key sets, which each target has its own copy of.
     /// Returns false if compiling must stop.
-    pub(crate) fn add_authentication(&mut self, policy: &Authentication) -> bool {
+    pub fn add_authentication(&mut self, policy: &Authentication) -> bool {
         self.add_resource(
             policy
                 .rules
@@ -180,17 +180,17 @@ impl ResourceBudget {
     }
 
     /// Counts a certificate of a Gateway's listeners. Returns false if compiling must stop.
-    pub(crate) fn add_certificate(&mut self, certificate: &ServingCertificate) -> bool {
+    pub fn add_certificate(&mut self, certificate: &ServingCertificate) -> bool {
         self.add_resource(certificate.bytes())
     }
 
     /// Counts certificates of authorities, which are a part of a Gateway's resource.
-    pub(crate) fn add_authorities(&mut self, authorities: &CaCertificates) {
+    pub fn add_authorities(&mut self, authorities: &CaCertificates) {
         self.used.bytes += authorities.pem.len() as u64;
     }
 
     /// Returns the bytes that further resources may take.
-    pub(crate) fn bytes_left(&self) -> u64 {
+    pub fn bytes_left(&self) -> u64 {
         self.budget.bytes.saturating_sub(self.used.bytes)
     }
 
@@ -202,6 +202,6 @@ impl ResourceBudget {
 }
 
 /// Returns the bytes that a served port takes at least in the encoded workload.
-pub(crate) fn endpoint_bytes(endpoint: &EndpointPort) -> usize {
+pub fn endpoint_bytes(endpoint: &EndpointPort) -> usize {
     endpoint.service.namespace.as_str().len() + endpoint.service.name.as_str().len()
 }

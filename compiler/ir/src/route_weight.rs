@@ -14,7 +14,7 @@ use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
-use canal_ir::pattern;
+use crate::pattern;
 
 /// Bytes of a rule with its keys: as it was received, as it was read, and in the snapshot of the
 /// gateway.
@@ -39,14 +39,14 @@ pub const STATES_FACTOR: u64 = 8;
 
 /// The weights of a tenant's rules so far.
 #[derive(Debug, Default)]
-pub(crate) struct RouteWeights {
+pub struct RouteWeights {
     /// Hosts of services that have an automaton for their paths; `None` stands for any host.
     hosts_with_automaton: HashSet<(ServiceKey, Option<HostMatch>)>,
 }
 
 impl RouteWeights {
     /// Returns the bytes that one more rule takes in a gateway.
-    pub(crate) fn add(&mut self, rule: &RouteRule) -> u64 {
+    pub fn add(&mut self, rule: &RouteRule) -> u64 {
         let key = [
             rule.key.kind.len(),
             rule.key.rule.len(),
@@ -196,7 +196,8 @@ fn action_bytes(action: &RouteAction) -> u64 {
             RouteAnswer::Direct(direct) => field_bytes(direct.body.len()),
             RouteAnswer::Redirect(redirect) => {
                 let host = redirect.host.as_ref().map_or(0, String::len);
-                field_bytes(host + path_len(redirect.path.as_ref()))
+                let query = redirect.query.as_ref().map_or(0, String::len);
+                field_bytes(host + query + path_len(redirect.path.as_ref()))
             }
         },
         RouteAction::Split(backends) => {

@@ -1,0 +1,368 @@
+//! Resolves the rules of VirtualServices (Istio) for connections, `tls` and `tcp`, at Gateways. A
+//! rule is on the listeners that its matches name, as a route of its own. In the mesh such rules are
+//! not supported.
+
+use std::collections::BTreeSet;
+
+use canal_attachment::{Attachment, BindingProblem, BoundRules, MESH};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::istio::{ConnectionMatch, ConnectionRule, VirtualService};
+use canal_model::program::{
+    Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule,
+};
+
+use super::delegate::is_within;
+use super::destination::DestinationIndex;
+use super::ingress::Ingress;
+use super::route_fields::{FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN};
+use super::route_point::RoutePoint;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use crate::names;
+use crate::precedence::{self, CatchAllOrder};
+use crate::resource_budget::ResourceBudget;
+
+/// A Gateway that an object names.
+pub(super) struct NamedGateway<'a> {
+    pub(super) key: &'a (Namespace, ObjectName),
+    /// Position among the object's Gateways.
+    pub(super) at: usize,
+    /// Hosts of the object, as Gateways compare them.
+    pub(super) hosts: &'a [Option<HostMatch>],
+}
+
+/// A list of rules of an object.
+#[derive(Clone, Copy)]
+struct RuleList<'a> {
+    name: &'static str,
+    bound: BoundRules,
+    rules: &'a [ConnectionRule],
+}
+
+fn lists(virtual_service: &VirtualService) -> [RuleList<'_>; 2] {
+    let spec = &virtual_service.spec;
+    let list = |name, bound, rules| RuleList { name, bound, rules };
+    [
+        list("tls", BoundRules::Tls, spec.tls.as_slice()),
+        list("tcp", BoundRules::Tcp, spec.tcp.as_slice()),
+    ]
+}
+
+/// Reports the rules of an object that would apply in the mesh, where they have no effect.
+pub(super) fn report_in_mesh(
+    sourced: &Sourced<'_, VirtualService>,
+    report: &mut DiagnosticCollector,
+) {
+    for list in lists(sourced.object) {
+        let is_meant = |rule: &ConnectionRule| {
+            let mut matches = rule.matches.iter();
+            let is_for_mesh = |it: &ConnectionMatch| {
+                it.gateways.is_empty() || it.gateways.iter().any(|name| name == MESH)
+            };
+            rule.matches.is_empty() || matches.any(is_for_mesh)
+        };
+        if list.rules.iter().any(is_meant) {
+            let problem = "routing connections in the mesh is not supported in this version; the rules of `http` apply";
+            let fix =
+                "name Gateways only; in the mesh, connections go to the service that was dialled";
+            let field = format!("spec.{}", list.name);
+            report.error(
+                Code::UnsupportedField,
+                sourced.document,
+                field,
+                problem,
+                fix,
+            );
+        }
+    }
+}
+
+/// Returns whether an object has rules for connections.
+pub(super) fn has_rules(virtual_service: &VirtualService) -> bool {
+    lists(virtual_service).iter().any(|it| !it.rules.is_empty())
+}
+
+/// Puts the rules of an object on the listeners of a Gateway. Returns false if the budget is exceeded.
+pub(super) fn add(
+    sourced: &Sourced<'_, VirtualService>,
+    gateway: &NamedGateway<'_>,
+    to: &DestinationIndex<'_>,
+    ingress: &mut Ingress,
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+    rules: &mut Vec<RouteRule>,
+) -> bool {
+    for list in lists(sourced.object) {
+        if list.rules.len() > RULES_PER_ROUTE_MAX {
+            let field = format!("spec.{}", list.name);
+            let problem = format!(
+                "the object has more than {RULES_PER_ROUTE_MAX} rules; the rest is left out"
+            );
+            report.refuse_excess(sourced.document, field, problem, "use fewer rules");
+        }
+        let written = list.rules.iter().take(RULES_PER_ROUTE_MAX).enumerate();
+        for (at, rule) in written {
+            let reading = RuleReader {
+                sourced,
+                gateway,
+                list,
+                field: format!("spec.{}[{at}]", list.name),
+            };
+            let attachments = reading.attachments(rule, ingress, report);
+            if attachments.is_empty() {
+                continue;
+            }
+            let Some(rule) = reading.route_rule(at, rule, &attachments, to, ingress, report) else {
+                continue;
+            };
+            let object = rule.key.route();
+            for attachment in attachments {
+                if !budget.add_attachment(&attachment.hosts) {
+                    return false;
+                }
+                ingress.attachments.push((object.clone(), attachment));
+            }
+            if !budget.add_rule(&rule) {
+                return false;
+            }
+            rules.push(rule);
+        }
+    }
+    true
+}
+
+/// Reads one rule for one Gateway.
+struct RuleReader<'r, 'd> {
+    sourced: &'r Sourced<'d, VirtualService>,
+    gateway: &'r NamedGateway<'r>,
+    list: RuleList<'r>,
+    field: String,
+}
+
+impl RuleReader<'_, '_> {
+    /// Returns the listeners on which a match of the rule holds, each with its hosts.
+    fn attachments(
+        &self,
+        rule: &ConnectionRule,
+        ingress: &mut Ingress,
+        report: &mut DiagnosticCollector,
+    ) -> Vec<Attachment> {
+        let implied = [ConnectionMatch::default()];
+        let matches = match rule.matches.as_slice() {
+            [] if self.list.bound == BoundRules::Tcp => implied.as_slice(),
+            written => written,
+        };
+        let document = self.sourced.document;
+        if matches.is_empty() || matches.len() > MATCHES_PER_RULE_MAX {
+            let problem = format!(
+                "the rule has {} matches, and not 1 to {MATCHES_PER_RULE_MAX}",
+                matches.len()
+            );
+            let fix = "write matches with sniHosts";
+            let field = format!("{}.match", self.field);
+            report.error(Code::MissingField, document, field, problem, fix);
+            return Vec::new();
+        }
+        let mut found: Vec<Attachment> = Vec::new();
+        for (at, condition) in matches.iter().enumerate() {
+            let field = format!("{}.match[{at}]", self.field);
+            if !self.is_meant(condition, &field, report) {
+                continue;
+            }
+            let hosts = self.hosts(condition, &field, report);
+            let from = &self.sourced.object.metadata.namespace;
+            let bound = ingress.listeners.bind(
+                self.gateway.key,
+                from,
+                (self.list.bound, &hosts),
+                self.gateway.at,
+            );
+            let bound = match bound {
+                Ok(bound) => bound,
+                Err(BindingProblem { code, problem, fix }) => {
+                    report.warning(code, document, field, problem, fix);
+                    continue;
+                }
+            };
+            for attachment in bound {
+                let port = ingress.port_of(self.gateway.key, &attachment);
+                if condition.port.is_some_and(|it| Some(it.get()) != port) {
+                    continue;
+                }
+                match found
+                    .iter_mut()
+                    .find(|it| it.listener == attachment.listener)
+                {
+                    None => found.push(attachment),
+                    Some(known) => {
+                        let known: &mut Vec<Option<HostMatch>> = &mut known.hosts;
+                        let new = attachment.hosts.into_iter();
+                        let new: Vec<_> = new.filter(|host| !known.contains(host)).collect();
+                        known.extend(new);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns whether a match holds at the Gateway.
+    fn is_meant(
+        &self,
+        condition: &ConnectionMatch,
+        field: &str,
+        report: &mut DiagnosticCollector,
+    ) -> bool {
+        let own = &self.sourced.object.metadata.namespace;
+        match RoutePoint::names_gateway(own, &condition.gateways, self.gateway.key) {
+            Ok(is_meant) => is_meant,
+            Err((at, problem)) => {
+                let field = format!("{field}.gateways[{at}]");
+                let fix = "write the name of a Gateway, or namespace/name";
+                report.error(
+                    Code::InvalidValue,
+                    self.sourced.document,
+                    field,
+                    problem,
+                    fix,
+                );
+                false
+            }
+        }
+    }
+
+    /// Returns the hosts of a match: its server names, or those of the object.
+    fn hosts(
+        &self,
+        condition: &ConnectionMatch,
+        field: &str,
+        report: &mut DiagnosticCollector,
+    ) -> Vec<Option<HostMatch>> {
+        let document = self.sourced.document;
+        let field = format!("{field}.sniHosts");
+        if self.list.bound == BoundRules::Tcp {
+            if !condition.sni_hosts.is_empty() {
+                let problem = "only rules of tls match server names";
+                let fix = "write the rule in tls, or remove the field";
+                report.error(Code::ConflictingFields, document, field, problem, fix);
+                return Vec::new();
+            }
+            return self.gateway.hosts.to_vec();
+        }
+        if condition.sni_hosts.is_empty() || condition.sni_hosts.len() > HOSTS_PER_ROUTE_MAX {
+            let problem = format!("a match has 1 to {HOSTS_PER_ROUTE_MAX} server names");
+            let fix = "write the names, such as www.example.com";
+            report.error(Code::MissingField, document, field, problem, fix);
+            return Vec::new();
+        }
+        let mut hosts = BTreeSet::new();
+        for (at, name) in condition.sni_hosts.iter().enumerate() {
+            let host = match name.as_str() {
+                "*" => Ok(None),
+                name => names::host_match(&name.to_ascii_lowercase()).map(Some),
+            };
+            match host {
+                Ok(host) => drop(hosts.insert(host)),
+                Err(problem) => {
+                    let field = format!("{field}[{at}]");
+                    let fix = "write a name such as www.example.com or *.example.com";
+                    report.error(Code::InvalidHostname, document, field, problem, fix);
+                }
+            }
+        }
+        hosts.into_iter().collect()
+    }
+
+    /// Returns the rule as a route of its own.
+    fn route_rule(
+        &self,
+        at: usize,
+        written: &ConnectionRule,
+        attachments: &[Attachment],
+        to: &DestinationIndex<'_>,
+        ingress: &Ingress,
+        report: &mut DiagnosticCollector,
+    ) -> Option<RouteRule> {
+        let document = self.sourced.document;
+        let metadata = &self.sourced.object.metadata;
+        let service = &attachments.first()?.gateway;
+        let ports = ingress.ports_of(self.gateway.key, attachments);
+        let mut faults = document.faults.iter();
+        let fault = faults.find(|fault| is_within(&fault.field, &self.field));
+        // No rule for connections has an expression.
+        let mut regexes = RegexBudget {
+            bytes_left: 0,
+            copies: 1,
+            service: service.to_string(),
+            gateways: Vec::new(),
+        };
+        let mut reading = RuleContext {
+            document,
+            field: self.field.clone(),
+            report,
+            broken: fault.map(|fault| format!("{}: {}", fault.field, fault.problem)),
+            refusal_status: STATUS_BROKEN,
+            regexes: &mut regexes,
+        };
+        let follows = |rule: &ConnectionRule| {
+            let mut destinations = rule.route.iter().map(|it| &it.destination);
+            destinations.any(|it| to.follows_dialled_port(&metadata.namespace, it))
+        };
+        if ports.len() > 1 && follows(written) {
+            let problem = "the destination has several ports and names none, and the rule is for several ports of the Gateway";
+            let fix = "write destination.port.number";
+            reading.broken("route", FieldIssue::new("", problem, fix));
+        }
+        let dialled = ports.first().copied().unwrap_or_default();
+        let action = action(&metadata.namespace, written, dialled, to, &mut reading);
+        // Rules of `http` of the object have another kind, so that no listener has both.
+        let kind = format!("{}.{}.{at}", document.object.kind(), self.list.name);
+        let mut order = precedence::istio_on_gateway(document, [0, 0], CatchAllOrder::Before);
+        // Rules of one object follow each other as they are written.
+        order.object = format!("{}/{}.{at:05}", order.object, self.list.name);
+        Some(RouteRule {
+            key: RouteKey {
+                tenant: service.tenant.clone(),
+                kind,
+                namespace: metadata.namespace.clone(),
+                name: metadata.name.clone(),
+                rule: RoutePoint::name_of(service, &metadata.namespace),
+            },
+            parent: service.clone(),
+            parent_port: None,
+            hosts: Vec::new(),
+            matches: vec![HttpMatch {
+                precedence: order,
+                path: PathMatch::StringPrefix("/".to_owned()),
+                method: None,
+                headers: Vec::new(),
+                query: Vec::new(),
+            }],
+            action,
+            filters: None,
+            attempts: None,
+            faults: None,
+            cors: None,
+            mirrors: Vec::new(),
+        })
+    }
+}
+
+fn action(
+    namespace: &Namespace,
+    written: &ConnectionRule,
+    dialled: u16,
+    to: &DestinationIndex<'_>,
+    reading: &mut RuleContext<'_>,
+) -> RouteAction {
+    let is_alone = written.route.len() == 1;
+    let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
+    for (at, share) in written.route.iter().enumerate() {
+        let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
+        let target = to.of_destination(namespace, &share.destination, dialled);
+        backends.push(reading.backend(&format!("route[{at}]"), weight, target));
+    }
+    reading.action("route", backends)
+}
