@@ -352,6 +352,7 @@ pub(super) async fn establish(
             read: received.clone(),
         })
         .await
+        // No tunnel is asked for yet, so the error names no authority.
         .map_err(|e| of_h2(address, "", &e))?;
     Ok(NewConnection {
         send,

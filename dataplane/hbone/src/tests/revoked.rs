@@ -206,6 +206,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
         // By then the certificate has expired, and the pool takes no stream on its connection.
         // X.509 times are whole seconds, hence more than one second on top.
         tokio::time::sleep(short_life() + ms(1500)).await;
+        // A handshake that does not end counts as a refusal too: the client opens no stream on it.
         assert!(
             tokio::time::timeout(ms(3000), fixture.open())
                 .await
