@@ -31,7 +31,8 @@ pub(super) use connection::StreamLease;
 pub use spread::{SpreadConfig, Steering};
 
 /// New connections that one request opens before it gives up on a peer that has no capacity for its
-/// stream.
+/// stream. Spread streams meet a stale connection, then another one; the last attempt uses a new
+/// one, which cannot be stale.
 const OPENS_MAX: u32 = 3;
 /// Time during which a bucket whose connection could not be opened, or failed, is not selected
 /// again.
@@ -41,7 +42,8 @@ const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 /// Concurrent handshakes next to connections that are up.
 const GROWTH_AT_ONCE: usize = 4;
 /// Time that a stream waits, once, for new connections if those that are up have their share of
-/// streams already.
+/// streams already. The limit of an attempt at a gateway, 600 ms at nodes, includes this wait, so
+/// it has to be well below.
 const GROWTH_WAIT: Duration = Duration::from_millis(200);
 
 /// Configuration of a pool. `Default` has ztunnel's values.

@@ -28,7 +28,7 @@ use super::{
     HboneStream, WindowGrowth, keep_alive,
 };
 
-/// Timeout of the client's preface and settings.
+/// Timeout of the client's preface and settings. The TLS handshake before it may take as long.
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a connection which is ended abruptly has to flush its GOAWAY.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -30,7 +30,8 @@ use crate::{
     CONNECTION_WINDOW, DATA_FRAME_BUDGET, FlowAccount, HboneError, WindowGrowth, keep_alive,
 };
 
-/// Time that a connection has for an orderly close.
+/// Time that a connection has for an orderly close. Nobody waits for it: it only releases the
+/// connection of a peer that does not close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Source ports that are tried for one bucket.
 const PORT_TRIES: usize = 4;

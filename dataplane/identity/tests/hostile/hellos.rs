@@ -721,8 +721,7 @@ fn protocols_and_signatures() -> Vec<HostileCase> {
 
 /// Returns cases with server names, and with extensions that the server does not need.
 fn names_and_other_extensions() -> Vec<HostileCase> {
-    // A server name of type 0 is a host name (RFC 6066), and algorithm 2 of compression is brotli
-    // (RFC 8879).
+    // Name type 0 is a host name (RFC 6066); compression algorithm 2 is brotli (RFC 8879).
     vec![
         hello(
             "a name",
@@ -771,7 +770,6 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
-            // The server sent no cookie, so it reads none.
             "an unknown cookie",
             |h| h.with(COOKIE, &vec16(&[1; 32])),
             up(),
