@@ -37,9 +37,11 @@ const OPENS_MAX: u32 = 3;
 /// Time during which a bucket whose connection could not be opened, or failed, is not selected
 /// again.
 const FAILED_BUCKET_PAUSE: Duration = Duration::from_secs(30);
-/// Time after a failed connection before another one is opened next to those that are up.
+/// Time after a failed connection before another one is opened next to those that are up. A node
+/// ejects a gateway that failed for as long at first.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
-/// Concurrent handshakes next to connections that are up.
+/// Concurrent handshakes next to connections that are up. Four rounds of them make the 16
+/// connections of a service.
 const GROWTH_AT_ONCE: usize = 4;
 /// Time that a stream waits, once, for new connections if those that are up have their share of
 /// streams already. The limit of an attempt at a gateway, 600 ms at nodes, includes this wait, so

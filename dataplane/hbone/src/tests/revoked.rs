@@ -117,7 +117,8 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
     });
 }
 
-/// Time that open streams have here after the peer's certificate has expired.
+/// Time that open streams have here after the peer's certificate has expired. The waits of 1.5 s
+/// and 3 s for a refused stream have to end before.
 const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Returns the lifetime of a certificate that expires during the test. The gate has time to connect
