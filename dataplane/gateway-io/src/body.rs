@@ -25,7 +25,8 @@ use tokio::sync::oneshot;
 use crate::buffer::{Inbox, Outbox};
 use crate::io::Io;
 
-/// Number of pieces that one body may move before other connections run.
+/// Number of pieces that one body may move before other connections run. The copies of `canal_net`
+/// move as many in one turn.
 const PIECES_PER_TURN: usize = 32;
 
 /// An HTTP/1.1 connection to a client or to an endpoint, with its buffers.

@@ -91,6 +91,7 @@ impl Io {
             Io::Tunnel(stream) => {
                 // Small data is copied once and sent as one frame; large pieces are sent without a
                 // copy.
+                // A tunnel accepts at least a byte or fails, so this loop ends.
                 while !outbox.is_empty() && outbox.len() <= FRAME_COPIED_BYTES_MAX {
                     let n =
                         ready!(Pin::new(&mut **stream).poll_write_vectored(cx, &outbox.vectors()))?;

@@ -168,6 +168,8 @@ impl BodyReader {
                 }
                 BodyState::DataCr if b == b'\r' => self.state = BodyState::DataLf,
                 BodyState::DataLf if b == b'\n' => self.state = BodyState::Line(ChunkLine::START),
+                // Only CR LF may follow a chunk's data (RFC 9112 §7.1). `read` handles the states
+                // without chunks.
                 _ => return Err(MessageRefusal::BadChunkEnd),
             }
             at += 1;

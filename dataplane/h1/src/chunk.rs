@@ -102,6 +102,7 @@ impl ChunkLine {
         }
     }
 
+    /// Returns the place after `b` in the extensions, by the grammar of RFC 9112 §7.1.1.
     fn decide_extension_place(&self, b: u8) -> Result<ChunkLineState, MessageRefusal> {
         Ok(match (self.state, b) {
             (

@@ -126,6 +126,7 @@ pub(crate) fn decide_facts(
                 facts.expects_continue = true
             }
             FieldName::Expect => return Err(MessageRefusal::UnknownExpectation),
+            // `STEERING` has only the fields of the arms above, so no other field comes here.
             _ => {}
         }
     }

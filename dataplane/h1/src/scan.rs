@@ -111,6 +111,8 @@ pub(crate) fn scan_request(
             window,
             (at, len),
             parsed.headers,
+            // A hop before this one may read a bare LF otherwise, which would allow to smuggle
+            // requests.
             LineEnds::Strict,
             limits,
             table,
@@ -155,6 +157,7 @@ pub(crate) fn scan_response(
             window,
             (at, len),
             parsed.headers,
+            // Some upstreams end lines with a bare LF, which RFC 9112 §2.2 lets a recipient accept.
             LineEnds::Lf,
             limits,
             table,

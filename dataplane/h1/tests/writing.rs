@@ -335,6 +335,8 @@ fn encoded_requests() {
         accepts_trailers: true,
         ..ForwardOptions::default()
     };
+    // The authority replaces Host, and cookies become one line (RFC 9113 §8.2.3, §8.3.1). The codec
+    // writes the fields of framing and connection itself.
     assert_eq!(
         encode(b"POST", b"svc:80", pairs, &plan),
         Ok("POST /x HTTP/1.1\r\nhost: svc:80\r\nx: y\r\ncookie: a=1; b=2\r\ntransfer-encoding: chunked\r\nte: trailers\r\nconnection: te\r\n\r\n".into())
@@ -406,6 +408,7 @@ fn encoded_responses() {
             "HTTP/1.1 200 OK\r\n{common}content-length: 9\r\n\r\n"
         ))
     );
+    // The length describes the body that a 200 would have (RFC 9110 §8.6), so it is kept.
     assert_eq!(
         encode(304, true, &plan(Framing::None)),
         Ok(format!(
@@ -416,6 +419,7 @@ fn encoded_responses() {
         encode(204, false, &plan(Framing::None)),
         Ok(format!("HTTP/1.1 204 No Content\r\n{common}\r\n"))
     );
+    // No name is registered for 799, so its reason phrase is empty.
     let close = ForwardOptions {
         persistence: Persistence::Close,
         ..plan(Framing::Chunked)
@@ -426,6 +430,7 @@ fn encoded_responses() {
             "HTTP/1.1 799 \r\n{common}transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         ))
     );
+    // A status has exactly three digits (RFC 9112 §4).
     assert_eq!(
         encode(99, false, &plan(Framing::None)),
         Err(MessageRefusal::UnwritableLine)
@@ -476,6 +481,7 @@ fn responses_change_framing() {
 
 #[test]
 fn bodies_that_end_early() {
+    // Only a body until the close may end with the connection; all others announce their end.
     let cases: &[(Framing, &[u8], Result<(), MessageRefusal>)] = &[
         (Framing::None, b"", Ok(())),
         (Framing::Length(0), b"", Ok(())),

@@ -31,17 +31,21 @@ pub(super) use connection::StreamLease;
 pub use spread::{SpreadConfig, Steering};
 
 /// New connections that one request opens before it gives up on a peer that has no capacity for its
-/// stream.
+/// stream. Spread streams meet a stale connection, then another one; the last attempt uses a new
+/// one, which cannot be stale.
 const OPENS_MAX: u32 = 3;
 /// Time during which a bucket whose connection could not be opened, or failed, is not selected
 /// again.
 const FAILED_BUCKET_PAUSE: Duration = Duration::from_secs(30);
-/// Time after a failed connection before another one is opened next to those that are up.
+/// Time after a failed connection before another one is opened next to those that are up. A node
+/// ejects a gateway that failed for as long at first.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
-/// Concurrent handshakes next to connections that are up.
+/// Concurrent handshakes next to connections that are up. Four rounds of them make the 16
+/// connections of a service.
 const GROWTH_AT_ONCE: usize = 4;
 /// Time that a stream waits, once, for new connections if those that are up have their share of
-/// streams already.
+/// streams already. The limit of an attempt at a gateway, 600 ms at nodes, includes this wait, so
+/// it has to be well below.
 const GROWTH_WAIT: Duration = Duration::from_millis(200);
 
 /// Configuration of a pool. `Default` has ztunnel's values.

@@ -28,7 +28,7 @@ use super::{
     HboneStream, WindowGrowth, keep_alive,
 };
 
-/// Timeout of the client's preface and settings.
+/// Timeout of the client's preface and settings. The TLS handshake before it may take as long.
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a connection which is ended abruptly has to flush its GOAWAY.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -241,6 +241,7 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
                     ServerEvent::PingTimeout => {
                         // The GOAWAY tells a peer that only was slow why the connection ends.
                         h2.abrupt_shutdown(h2::Reason::NO_ERROR);
+                        // The connection ends with or without the flush: a dead peer reads nothing.
                         let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
                         return (HboneCloseReason::Ping, Err(HboneError::Server("no answer to PING".into())));
                     }
@@ -362,10 +363,12 @@ mod tests {
             ),
             (&Method::GET, false, Some("10.1.1.2:80"), Err("not_connect")),
             (&connect, true, Some("10.1.1.2:80"), Err("extended_connect")),
+            // A CONNECT names a host and a port, and nothing else (RFC 9113 §8.5).
             (&connect, false, None, Err("bad_authority")),
             (&connect, false, Some("10.1.1.2"), Err("bad_authority")),
             (&connect, false, Some("10.1.1.2:0"), Err("bad_authority")),
             (&connect, false, Some("reviews:65536"), Err("bad_authority")),
+            // Rust parses `+80` as a number, but a port has digits only (RFC 3986 §3.2.3).
             (&connect, false, Some("reviews:+80"), Err("bad_authority")),
             (
                 &connect,

@@ -435,6 +435,7 @@ async fn connections_of_one_client_expect_their_own_peers_alone() {
         (&carol, &[BOB], false),
         (&carol, &[CAROL], true),
         (&bob, &[CAROL], false),
+        // An empty list expects nobody, and not anybody.
         (&bob, &[], false),
         (&carol, &[BOB, CAROL], true),
         (&bob, &[CAROL, BOB], true),

@@ -26,6 +26,7 @@ use super::signing_threads::{SigningThreads, THREADS, WAITING_MAX};
 /// Timeout of a key server's answer before the next server is tried.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
 /// Factor of the timeout for the last server that can be tried, because there is no better one.
+/// That server has a second, of the 10 s of a handshake.
 pub const LAST_SERVER_TIMEOUT_FACTOR: u32 = 4;
 
 /// Configuration of the key client.

@@ -22,7 +22,7 @@ const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 /// Buffer space for each read from a peer.
 const READ_BYTES: usize = 4 << 10;
 /// Bytes of [`keyrpc::BEGIN_BYTES_MAX`] that are reserved for the headers of the records that carry
-/// a ClientHello.
+/// a ClientHello. A hundred headers of 5 bytes fit in.
 const RECORD_HEADERS_RESERVE_BYTES: usize = 512;
 /// A fatal `unexpected_message` alert (RFC 8446 §6.2), for a peer that does not speak TLS.
 const NOT_TLS: [u8; 7] = [21, 3, 3, 0, 2, 2, 10];

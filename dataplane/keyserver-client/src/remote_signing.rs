@@ -27,7 +27,7 @@ use x509_parser::public_key::PublicKey;
 use super::key_client::{KeyClient, KeyServerOrder};
 
 /// Time for which a client that must send another key share (HelloRetryRequest) may occupy a
-/// thread.
+/// thread. It is far below the 10 s of a handshake, because other handshakes wait for the thread.
 const SECOND_HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State of the handshake for which a thread signs.

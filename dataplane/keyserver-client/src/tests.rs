@@ -183,6 +183,7 @@ fn contradictory_answers_of_a_key_server_are_refused() {
             .to_string();
         assert!(e.contains(what), "{name}: {e}");
     }
+    // A server expects no particular client, so it is no fault that ALICE is not BOB.
     let good = finished(
         done(5, &leaf, BOB),
         b"12345678",

@@ -39,7 +39,8 @@ use crate::tenant_key_files::{self, TenantKeyFiles};
 use crate::unauthenticated::Unauthenticated;
 use crate::vault::{Vault, VaultError};
 
-/// Interval at which a channel checks for handshakes whose time has run out.
+/// Interval at which a channel checks for handshakes whose time has run out. A handshake has 10 s
+/// at most, so this delay of its end is small.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 /// Minimum capacity for one read in bytes.
 const READ_BYTES_MIN: usize = 8 << 10;

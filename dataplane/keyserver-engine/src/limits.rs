@@ -46,7 +46,7 @@ pub const ECDSA_BATCH_MAX: usize = 32;
 /// RSA operations that one worker takes at once: an RSA signature takes ten times as long as an
 /// ECDSA signature.
 pub const RSA_BATCH_MAX: usize = 8;
-/// Certificate requests in progress at once.
+/// Certificate requests in progress at once. A node makes as many to the same controller.
 pub const CERTIFICATE_REQUESTS_MAX: usize = 8;
 /// Keys that are generated at once: an RSA key costs a tenth of a second of CPU.
 pub const GENERATIONS_MAX: usize = 1;

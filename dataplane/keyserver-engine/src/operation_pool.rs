@@ -92,6 +92,7 @@ impl<W: PoolTask> OperationPool<W> {
     /// # Errors
     /// A thread could not be created.
     pub fn start(config: OperationPoolConfig, registry: &Registry) -> std::io::Result<Self> {
+        // A queue without a worker would never answer.
         let workers = config.workers.max(1);
         let labels = &["algorithm"];
         let waited = registry.counters(MetricFamily::new(

@@ -214,7 +214,8 @@ fn scan(
             ((Ok(Some(certificate)), Ok(Some(key))), _) => (stamp(&certificate), stamp(&key)),
             // An error does not say that the owner removed the key.
             ((Err(_), _) | (_, Err(_)), Some(stamps)) => *stamps,
-            // One of the two files is still being written; the next scan sees both.
+            // One of the two files is still being written; the next scan sees both. A known pair
+            // whose owner removed one of its files is dropped.
             _ => continue,
         };
         if known.contains_key(&service) {

@@ -146,6 +146,7 @@ pub async fn both<A: Leg, B: Leg>(
                 return Poll::Ready(Err(CopyFailure::of(CopySide::A, error)));
             }
             Poll::Ready(Err(CopyError::Sink(error))) => a_to_b.give_up(error),
+            // A direction that waits or is complete is examined below.
             _ => {}
         }
         match b_to_a.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {

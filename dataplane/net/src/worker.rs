@@ -128,6 +128,7 @@ impl Workers {
             starts.push(start);
             jobs.push(tx);
             if let Err(error) = is_ready {
+                // Without a start the threads end by themselves, so that the joins below return.
                 drop(starts);
                 threads.into_iter().for_each(|thread| drop(thread.join()));
                 return Err(error);

@@ -16,7 +16,8 @@ use rand::Rng;
 
 use crate::pod::{LocalPod, workload_name};
 
-/// Pods tried for one connection before a gateway is tried, at most.
+/// Pods tried for one connection before a gateway is tried, at most. As many gateways may be tried
+/// after them.
 pub const DIRECT_ATTEMPTS_MAX: usize = 3;
 
 /// A ready pod of the tenant that accepts tunnels to a direct port.

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::pod::LocalPod;
 
-/// Gateways tried for one connection, at most.
+/// Gateways tried for one connection, at most. A gateway makes as many attempts at endpoints.
 pub const ATTEMPTS_MAX: usize = 3;
 /// Maximum time of an attempt on a dead peer while another one could be tried. Traffic must recover
 /// within a second of a machine's death. That second contains this timeout, a connection to the

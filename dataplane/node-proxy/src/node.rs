@@ -115,8 +115,10 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     // The reconciler retains what the drain needs until the process's tree is forced.
     process.force();
     drop(process_drain);
+    // The reconciler needs the workers, so it ends first. If one panicked, the others still end.
     let _ = pods.await;
     let _ = tokio::task::spawn_blocking(move || workers.join()).await;
+    // `shared` has the access log, whose writer serves the workers until they have ended.
     drop(shared);
     Ok(clean)
 }

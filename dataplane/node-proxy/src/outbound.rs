@@ -293,7 +293,8 @@ fn flow(
                 ..EndpointLabels::default()
             })
         }
-        // A destination outside the mesh has no workload labels.
+        // A destination outside the mesh has no workload labels. A route of the mesh whose tenant is
+        // gone fails at the dial.
         _ => Arc::default(),
     };
     FlowRecord {

@@ -316,6 +316,7 @@ impl PodReconciler {
         }
         // The drain ends when the last watcher of it is dropped.
         drop(traffic);
+        // Dropping an API ends its streams and sockets, for which no drain waits.
         self.entries.values_mut().for_each(|k| k.api = None);
         process.forced().await;
     }

@@ -303,6 +303,7 @@ mod tests {
             "az1".parse().unwrap(),
             registry.clone(),
             log,
+            // Probes of the node play no part here.
             false,
             // Any number of bytes for buffers.
             3 << 20,

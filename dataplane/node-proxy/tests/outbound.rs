@@ -33,6 +33,7 @@ fn check_reports(fixture: &NodeFixture) {
         "response_flags=\"-\"",
         "connection_security_policy=\"mutual_tls\"",
     ];
+    // Three of the five dials go to the service; the others go to a pod.
     fixture.until("closed", || {
         fixture.metric("istio_tcp_connections_closed_total", &labels) == 3.0
     });

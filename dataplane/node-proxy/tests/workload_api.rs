@@ -427,6 +427,7 @@ async fn refusals_have_the_standards_codes() {
     };
     assert_eq!(
         (
+            // One request without the header, and one with a wrong value of it.
             count("FetchX509SVID", "no_metadata"),
             count("FetchJWTSVID", "unimplemented")
         ),

@@ -629,7 +629,7 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.3:80"]);
     assert_eq!(answer(&l, &c), Some("10.96.0.3:80".parse().unwrap()));
     app.line();
-    // The three connections above that reached a proxy.
+    // The three connections above, of which the second met no proxy.
     assert!(count(&c, "taken_v4") >= 3, "the counters continued");
 
     c.release("a/b/pod.with.dots", Some(pod)).unwrap();

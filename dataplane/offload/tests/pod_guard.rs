@@ -16,7 +16,8 @@ use canal_offload::pod_guard::{
 use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Time that the tests wait for a packet that is stopped.
+/// Time that the tests wait for a packet that is stopped. Every such wait takes all of it, so it is
+/// short.
 pub(crate) const NEVER: Duration = Duration::from_millis(300);
 pub(crate) const EPERM: &str = "error 1";
 pub(crate) const KINDS: [(&str, &str); 5] = [

@@ -271,6 +271,7 @@ fn segments_find_their_owner_while_tables_spread() {
             ..OuterHeaders::new(&sender.to_string(), SELF, TIER_VNI)
         }
         .frame(&segment);
+        // Replica 0 stands for none: the segment is dropped, or left to this host's kernel.
         match (to, counter) {
             ((0, ..), "ownership_unsettled") => s.drops(case, &frame, counter),
             ((0, ..), _) => s.keeps(case, &frame, counter),

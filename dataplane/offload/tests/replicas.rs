@@ -881,6 +881,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
         let mut b = [0; 64];
         while let Ok((n, from)) = dns.recv_from(&mut b) {
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+            // A client without a reply fails the test.
             let _ = answers[usize::from(from.is_ipv6())].send_to(&b[..n], from);
         }
     });

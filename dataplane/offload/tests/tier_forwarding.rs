@@ -318,6 +318,7 @@ fn sessions_stay_at_their_replica_on_any_link() {
                     .members
                     .iter()
                     .for_each(|m| m.netns.without_offload("tier0")),
+                // This is `router`, which has a device for each host.
                 _ => ["node", "edge", "replica1", "replica2"]
                     .iter()
                     .for_each(|device| r.router.without_offload(device)),

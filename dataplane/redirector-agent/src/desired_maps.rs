@@ -139,6 +139,7 @@ pub fn decide_content<'a>(
                     throttles.insert(scope, throttle);
                 }
             }
+            // Tables of other AZs, and kinds that have no map here.
             _ => {}
         }
     }
@@ -640,10 +641,13 @@ pub(crate) mod tests {
         let content = decide_content(all.iter(), &"az1".parse().unwrap(), None, &rules);
         assert_eq!(
             content.tables.keys().copied().collect::<Vec<_>>(),
+            // Two tables are alpha's share. The maps have 9 already, so only one of the others
+            // fits.
             [1, 9, 900]
         );
         assert_eq!(
             content.throttles.keys().copied().collect::<Vec<_>>(),
+            // The limit of the whole tenant comes before those of its services.
             [ThrottleScope::Service(1), ThrottleScope::Tenant(101)]
         );
         let names: Vec<_> = content

@@ -291,6 +291,7 @@ fn read(
             return Err(SessionScanError::Format("the answer to another request"));
         }
         match u16::from_ne_bytes([low, high]) {
+            // Netlink requires that such a message is ignored.
             NOOP => {}
             // Both begin with a negative error number, but an old kernel's end of a dump has none.
             kind @ (DONE | ERROR) => match body
@@ -301,6 +302,7 @@ fn read(
                     return Err(io::Error::from_raw_os_error(problem.saturating_neg()).into());
                 }
                 _ if kind == DONE => return Ok(true),
+                // An ERROR of 0 is an acknowledgment (netlink(7)), which ends no dump.
                 _ => {}
             },
             BY_FAMILY => {

@@ -30,7 +30,8 @@ use crate::{
     CONNECTION_WINDOW, DATA_FRAME_BUDGET, FlowAccount, HboneError, WindowGrowth, keep_alive,
 };
 
-/// Time that a connection has for an orderly close.
+/// Time that a connection has for an orderly close. Nobody waits for it: it only releases the
+/// connection of a peer that does not close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Source ports that are tried for one bucket.
 const PORT_TRIES: usize = 4;
@@ -352,6 +353,7 @@ pub(super) async fn establish(
             read: received.clone(),
         })
         .await
+        // No tunnel is asked for yet, so the error names no authority.
         .map_err(|e| of_h2(address, "", &e))?;
     Ok(NewConnection {
         send,

@@ -117,7 +117,8 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
     });
 }
 
-/// Time that open streams have here after the peer's certificate has expired.
+/// Time that open streams have here after the peer's certificate has expired. The waits of 1.5 s
+/// and 3 s for a refused stream have to end before.
 const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Returns the lifetime of a certificate that expires during the test. The gate has time to connect
@@ -206,6 +207,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
         // By then the certificate has expired, and the pool takes no stream on its connection.
         // X.509 times are whole seconds, hence more than one second on top.
         tokio::time::sleep(short_life() + ms(1500)).await;
+        // A handshake that does not end counts as a refusal too: the client opens no stream on it.
         assert!(
             tokio::time::timeout(ms(3000), fixture.open())
                 .await

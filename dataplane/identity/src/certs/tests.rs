@@ -74,6 +74,7 @@ fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
             RenewalDue::Now,
         ),
         (
+            // The wait of 60 s is cut to the interval, so that a set clock is noticed.
             "half life, failed just now",
             110,
             Some(90),

@@ -329,6 +329,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
     ) = (None, None, None);
     view.push(&mut io, &opening.wire).await;
     if opening.close {
+        // The server may have closed already after what it read.
         let _ = io.shutdown().await;
     }
     while let Some(bytes) = read_record(&mut io).await {
@@ -385,6 +386,8 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                     after_data = view.open(&mut io, flight).await;
                 }
                 (KEY_UPDATE, _) => direction = direction.as_ref().map(RecordDirection::updated),
+                // The attacker verifies no certificate, so other messages only extend the
+                // transcript.
                 _ => {}
             }
         }

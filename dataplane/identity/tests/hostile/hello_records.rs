@@ -27,6 +27,8 @@ fn records_around_the_hello() -> Vec<HostileCase> {
             up(),
         ),
         wired(
+            // A receiver ignores a record's version (RFC 8446 §5.1). rustls checks only its first
+            // byte.
             "the record says TLS 1.0",
             |m| [&[22, 3, 1], &one(m)[3..]].concat(),
             up(),
@@ -87,6 +89,7 @@ fn records_around_the_hello() -> Vec<HostileCase> {
             dropped(Alert),
         ),
         wired(
+            // rustls tolerates four warnings.
             "a flood of warnings",
             |m| [record(ALERT, &[1, 90]).repeat(10_000), one(m)].concat(),
             dropped(Protocol),
@@ -98,6 +101,7 @@ fn records_around_the_hello() -> Vec<HostileCase> {
 fn changes_of_cipher() -> Vec<HostileCase> {
     vec![
         wired(
+            // RFC 8446 §5 permits it only between the first hello and Finished.
             "a change of cipher before",
             |m| [&CCS[..], &one(m)].concat(),
             refused(Protocol, UNEXPECTED),
@@ -108,6 +112,7 @@ fn changes_of_cipher() -> Vec<HostileCase> {
             up(),
         ),
         wired(
+            // rustls tolerates one for each of two hellos.
             "a flood of changes of cipher after",
             |m| [one(m), CCS.repeat(10_000)].concat(),
             dropped(Protocol),
@@ -123,6 +128,7 @@ fn changes_of_cipher() -> Vec<HostileCase> {
             refused(Protocol, UNEXPECTED),
         ),
         wired(
+            // RFC 8446 §5.1 forbids fragments of no length, except of application data.
             "an empty handshake record",
             |m| [one(&[]), one(m)].concat(),
             refused(Protocol, DECODE),
@@ -161,7 +167,8 @@ fn records_within_the_hello() -> Vec<HostileCase> {
             record(HANDSHAKE, &[1; 65_535]),
             refused(Protocol, DECODE),
         ),
-        // Byte 50 is anywhere within the hello.
+        // Byte 50 is anywhere within the hello. No other record may come between those of one message
+        // (RFC 8446 §5.1).
         wired(
             "an alert within the hello",
             |m| [one(&m[..50]), record(ALERT, &[1, 90]), one(&m[50..])].concat(),

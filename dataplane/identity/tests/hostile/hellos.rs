@@ -53,6 +53,8 @@ pub(super) fn one(m: &[u8]) -> Vec<u8> {
 fn messages_other_than_a_client_hello() {
     let body = &FIXTURE.hello().message()[4..].to_vec();
     let typed = |kind| record(HANDSHAKE, &message(kind, body));
+    // rustls decodes a message before it compares the type. A known type whose content is wrong is
+    // thus not decodable; another message that is sound, or unknown, is unexpected.
     check(&[
         raw("nothing", [], dropped(Timeout)),
         case("nothing, closed", Opening::raw([]).closed(), dropped(Io)),
@@ -112,6 +114,7 @@ fn messages_other_than_a_client_hello() {
         raw("message hash", typed(254), refused(Protocol, DECODE)),
         raw("unknown message", typed(99), refused(Protocol, UNEXPECTED)),
         raw(
+            // The length alone is too large, so the server does not wait for the rest.
             "a message of 16 MiB begins",
             record(HANDSHAKE, &[1, 0xff, 0xff, 0xff, 3, 3]),
             dropped(Protocol),
@@ -150,6 +153,7 @@ fn versions() -> Vec<HostileCase> {
             refused(Version, VERSION),
         ),
         hello(
+            // Without the extension a hello is of TLS 1.2 or older (RFC 8446 §4.2.1).
             "no versions",
             |h| h.without(VERSIONS),
             refused(Version, VERSION),
@@ -160,6 +164,7 @@ fn versions() -> Vec<HostileCase> {
             refused(Version, VERSION),
         ),
         hello(
+            // With the extension the legacy version is ignored.
             "legacy version 1.0 with versions",
             |h| h.change(|h| h.version = 0x0301),
             up(),
@@ -232,6 +237,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
             up(),
         ),
         hello(
+            // Only the null method is allowed in TLS 1.3 (RFC 8446 §4.1.2).
             "compression only",
             |h| h.change(|h| h.compressions = vec![1]),
             refused(Protocol, ILLEGAL),
@@ -259,6 +265,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
 fn sizes() -> Vec<HostileCase> {
     vec![
         hello(
+            // rustls looks for signature algorithms before it looks for versions.
             "no extensions",
             |h| h.change(|h| h.extensions.clear()),
             refused(NothingShared, FAILURE),
@@ -314,6 +321,8 @@ fn sizes() -> Vec<HostileCase> {
         ),
         wired(
             "the hello claims a byte more",
+            // The honest hello is short enough for one byte. With 255 instead, a longer one would
+            // not wait, and the case would fail.
             |m| one(&[&[1, 0, 0, (m.len() - 3).try_into().unwrap_or(255)], &m[4..]].concat()),
             dropped(Timeout),
         ),
@@ -503,6 +512,7 @@ fn second_hellos() {
     check(&[
         case("a second hello as requested", again(fixture.hello()), up()),
         case(
+            // A client must not change it (RFC 8446 §4.1.2), but rustls does not compare.
             "a second hello with another random",
             again(random(fixture.hello())),
             up(),
@@ -609,6 +619,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
+            // A server verifies only the binder of the key that it selects (RFC 8446 §4.2.11).
             "an unknown pre-shared key, with a short binder",
             |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(31)),
             up(),
@@ -625,6 +636,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
             refused(Protocol, ILLEGAL),
         ),
         hello(
+            // The server does not use the key, and performs a full handshake.
             "a key without Diffie-Hellman",
             |h| h.with(PSK_MODES, &[1, 0]).with(PSK, &psk(32)),
             up(),
@@ -652,6 +664,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
 /// Returns cases with other protocols and signature schemes.
 fn protocols_and_signatures() -> Vec<HostileCase> {
     vec![
+        // ALPN fails only if the client offers protocols and none is shared (RFC 7301 §3.2).
         hello("no protocols", |h| h.without(ALPN), up()),
         hello(
             "a foreign protocol",
@@ -708,8 +721,7 @@ fn protocols_and_signatures() -> Vec<HostileCase> {
 
 /// Returns cases with server names, and with extensions that the server does not need.
 fn names_and_other_extensions() -> Vec<HostileCase> {
-    // A server name of type 0 is a host name (RFC 6066), and algorithm 2 of compression is brotli
-    // (RFC 8879).
+    // Name type 0 is a host name (RFC 6066); compression algorithm 2 is brotli (RFC 8879).
     vec![
         hello(
             "a name",
@@ -722,6 +734,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             up(),
         ),
         hello(
+            // RFC 6066 forbids it, but some clients send it. rustls then acts as without a name.
             "an address as a name",
             |h| {
                 h.with(

@@ -334,6 +334,7 @@ fn any_change_of_a_whole_handshake() {
             }
         });
     let config = Config {
+        // Ten times proptest's default.
         cases: 2500,
         failure_persistence: None,
         ..Config::default()

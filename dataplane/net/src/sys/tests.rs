@@ -243,6 +243,7 @@ async fn options_reach_the_socket() {
     let two = listen(Some(&pod.netns), address, &options).unwrap();
     assert_eq!(two.local_addr().unwrap(), address);
     assert_eq!(SockRef::from(&one).mark().unwrap(), 0x539);
+    // Otherwise the kernel could give the connection below to the second listener.
     drop(two);
 
     let bind = Some("127.0.0.9:0".parse().unwrap());

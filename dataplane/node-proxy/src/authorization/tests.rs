@@ -440,6 +440,7 @@ fn only_pods_with_something_to_enforce_are_guarded() {
             ),
             true,
         ),
+        // An audit refuses nothing, but it has to observe the connection.
         ("an audit", of(vec![audit], vec![]), true),
         (
             "another namespace's policy",
@@ -451,6 +452,7 @@ fn only_pods_with_something_to_enforce_are_guarded() {
             of(vec![service], vec![]),
             false,
         ),
+        // The policies are not known yet, so they may be strict.
         ("before the first state", PodPolicy::default(), true),
     ] {
         assert_eq!(policy.guards_plaintext(), want, "{case}");

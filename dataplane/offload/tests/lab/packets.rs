@@ -72,6 +72,7 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
             // The same with a header of 36 bytes: the text stands for options.
             p.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x90, 0x04, 0, 0, 0, 0, 0, 0]);
         }
+        // The kernel writes the header of `udp`, so only the text is left.
         _ => {}
     }
     p.extend(TEXT);

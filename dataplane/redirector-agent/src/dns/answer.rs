@@ -169,6 +169,7 @@ fn fill(
         {
             answer.add_answers(soa(serial));
         }
+        // Other names have no records of their own; `found_nothing` says below whether they exist.
         _ => {}
     }
     if !answer.answers().is_empty() {
