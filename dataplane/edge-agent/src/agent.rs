@@ -268,15 +268,14 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let registry = Registry::new();
     let shared = begin(&config, &registry)?;
     let subscriber = subscribe(&config, &shared, &registry, process_drain.clone());
-    let watcher = traffic.watcher();
-    // The agent serves no connections, so the drain of this branch waits for nothing.
-    drop(traffic);
     let dump = Arc::new(EdgeDump {
         config: config.clone(),
         reconciler: shared.reconciler.clone(),
         southbound: subscriber.watch(),
-        traffic: watcher,
+        traffic: traffic.watcher(),
     });
+    // The agent serves no connections, so the drain of this branch waits for nothing.
+    drop(traffic);
     serve_operators(
         &config,
         dump.clone(),

@@ -2,18 +2,18 @@
 //! without it. Nothing is run here.
 
 /// A feature, as YAML beside that of the plain service.
-pub(crate) struct Feature {
+pub(crate) struct FeatureCase {
     pub(crate) name: &'static str,
     /// Further lines of the route's only rule.
     pub(crate) rule: &'static str,
-    /// Further objects.
+    /// Further objects beside the service and its route.
     pub(crate) objects: &'static str,
     /// A header of the requests; empty for none.
     pub(crate) header: &'static str,
 }
 
-const fn of_rule(name: &'static str, rule: &'static str) -> Feature {
-    Feature {
+const fn of_rule(name: &'static str, rule: &'static str) -> FeatureCase {
+    FeatureCase {
         name,
         rule,
         objects: "",
@@ -21,8 +21,8 @@ const fn of_rule(name: &'static str, rule: &'static str) -> Feature {
     }
 }
 
-const fn of_objects(name: &'static str, objects: &'static str) -> Feature {
-    Feature {
+const fn of_objects(name: &'static str, objects: &'static str) -> FeatureCase {
+    FeatureCase {
         name,
         rule: "",
         objects,
@@ -31,7 +31,7 @@ const fn of_objects(name: &'static str, objects: &'static str) -> Feature {
 }
 
 /// The features in the order of the table; the first is the route without any.
-pub(crate) const FEATURES: [Feature; 12] = [
+pub(crate) const FEATURES: [FeatureCase; 12] = [
     of_rule("nothing", ""),
     of_rule(
         "request headers: one set, one added, one removed",
@@ -57,7 +57,7 @@ pub(crate) const FEATURES: [Feature; 12] = [
         "a copy to a mirror, with its whole exchange",
         "    filters: [{type: RequestMirror, requestMirror: {backendRef: {name: s0, port: 80}}}]\n",
     ),
-    Feature {
+    FeatureCase {
         name: "CORS, for a request of another origin",
         rule: "    filters: [{type: CORS, cors: {allowOrigins: [\"https://a.example\"], allowMethods: [GET], exposeHeaders: [x-a]}}]\n",
         objects: "",
@@ -67,13 +67,13 @@ pub(crate) const FEATURES: [Feature; 12] = [
         "least requests",
         "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {simple: LEAST_REQUEST}}}\n",
     ),
-    Feature {
+    FeatureCase {
         name: "ring hash by a header",
         rule: "",
         objects: "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user}}}}\n",
         header: "x-user: somebody",
     },
-    Feature {
+    FeatureCase {
         name: "Maglev by a header",
         rule: "",
         objects: "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {}}}}}\n",

@@ -15,7 +15,7 @@ use canal_bench_peers::process::{PROXY_CORE, PinnedProcess};
 use canal_bench_peers::spread::Spread;
 use canal_bench_peers::{document, generators, namespace, origin};
 use clap::Parser;
-use features::{FEATURES, Feature};
+use features::{FEATURES, FeatureCase};
 
 /// Counts the instructions of `canal-gateway` for a request: one gateway under callgrind answers
 /// few requests, another one many, and the difference is the cost of the additional requests. Fails
@@ -217,7 +217,7 @@ impl Subject {
     }
 
     /// Returns the instructions per request on keep-alive connections, with a feature.
-    fn measure_feature(&self, feature: &Feature, requests: u64) -> anyhow::Result<f64> {
+    fn measure_feature(&self, feature: &FeatureCase, requests: u64) -> anyhow::Result<f64> {
         const KIND: &str = "feature";
         self.compile(KIND, &format!("{}{}", feature.rule, feature.objects))?;
         let load = |count: u64| {
