@@ -214,6 +214,7 @@ fn policies_are_applied_refused_and_explained() {
             .to_string()
     };
     let good = policy("good.yaml", "{to: [{operation: {methods: [GET]}}]}");
+    // As in Istio, a list that is written must not be empty.
     let bad = policy("bad.yaml", "{to: [{operation: {methods: []}}]}");
     let arguments = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
     // Before the policy the answer must be a route, or its later refusal proves nothing.

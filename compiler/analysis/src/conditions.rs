@@ -114,6 +114,8 @@ pub fn conditions(
                     &of_object,
                 ))
             }
+            // Conditions of TLSRoutes, TCPRoutes and UDPRoutes are not computed in this version.
+            // Other kinds have none.
             _ => None,
         }
     });

@@ -641,6 +641,7 @@ fn read_listener(
         .any(|fault| listener_field(&fault.field).is_some_and(|(_, name)| name == "hostname"));
     let protocol = protocol(written, &field, &mut closed, report);
     let mut host = None;
+    // Gateway API: an empty host name is that of all hosts, as none is.
     match written.hostname.as_deref().filter(|name| !name.is_empty()) {
         None => {}
         // Gateway API ignores the field for protocols without host names.
@@ -674,6 +675,7 @@ fn read_listener(
     let (allowed, route_kinds) =
         allowed_routes(&written.allowed_routes, kinds, &field, &mut closed, report);
     let name = match source.listener_set {
+        // Names are unique within an object only, and a Gateway may have several sets.
         Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
         None => written.name.to_string(),
     };

@@ -183,9 +183,12 @@ impl TenantListeners {
                 AddResult::OtherKind => of_other_kind = Some(&placed.listener.name),
             }
         }
+        // Reported even if other listeners took the route: on this one its requests go elsewhere.
         if let Some(name) = of_other_kind {
             let other = match found.kind {
                 ObjectKind::GrpcRoute => ObjectKind::HttpRoute,
+                // Only these two kinds share listeners (`kind_hosts`), so the route is an
+                // HTTPRoute.
                 _ => ObjectKind::GrpcRoute,
             };
             return Err(AttachStop::Parent(Unattached {

@@ -89,6 +89,7 @@ pub(in crate::resolve) fn read(
         Attribute::Method => Ok(method(value)),
         // A header that is present but empty counts as present (Envoy's HeaderMatcher).
         Attribute::Header(_) if value == "*" => Ok(plain(AttributeMatch::Prefix(String::new()))),
+        // The remaining attributes can have any text.
         _ => Ok(text(value)),
     }
 }
