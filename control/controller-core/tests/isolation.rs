@@ -664,6 +664,7 @@ async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
         .unwrap();
     check_visible_use(&mut ann, &mut bob, &mut root).await;
     let refused = fleet
+        // An operator is no data plane, so it has nothing to report.
         .share_report(with_token(state, "ann"))
         .await
         .unwrap_err();

@@ -50,6 +50,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     // The load must be running before the first change.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut slowest = Duration::ZERO;
+    // Each change moves 5 %, so that the last one sends everything to v2.
     for change in 1..=CHANGES {
         let v2 = 100 * change / CHANGES;
         slowest = slowest.max(

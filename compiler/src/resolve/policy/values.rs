@@ -385,6 +385,8 @@ mod tests {
 
     #[test]
     fn values_are_read_as_istio_does() {
+        // `odd` marks values that are accepted with a warning, since they rarely mean what they
+        // say.
         use Attribute as A;
         check([
             (A::Method, "GET", r#"Exact("GET")"#),
