@@ -230,6 +230,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     assert_time(
         "quickest of eight starts of a controller after a kill",
         quickest,
+        // A quiet machine needs a hundredth of it (docs/timing.md).
         Duration::from_secs(1),
     );
     println!(
@@ -361,6 +362,7 @@ async fn sigterm_ends_the_process_in_order() {
     assert_time(
         "time until a controller has ended in order",
         begun.elapsed(),
+        // Open requests get as long (`STOP_GRACE`), and without any a quiet machine needs 20 ms.
         Duration::from_secs(2),
     );
     assert!(running.log().contains("stopped"));

@@ -219,8 +219,7 @@ fn begin(
                 // Both come from `config.tier`, so one is never present without the other.
                 _ => None,
             };
-            // The subscriber starts last, because its first update needs the engine and the
-            // replica.
+            // Last, because its first update needs the engine and the replica.
             let subscriber = subscribe(
                 config,
                 controller,

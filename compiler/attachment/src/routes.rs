@@ -118,7 +118,9 @@ impl TenantListeners {
         attachments
     }
 
-    /// Attaches a route to the listeners of one parent.
+    /// Attaches a route to the listeners of one parent. A listener on which a route of the other kind
+    /// has a host is reported even if others took this route: its requests go elsewhere there. Only
+    /// HTTPRoutes and GRPCRoutes share hosts (`kind_hosts`).
     fn attach_to<'a>(
         &'a self,
         at: usize,
@@ -183,12 +185,9 @@ impl TenantListeners {
                 AddResult::OtherKind => of_other_kind = Some(&placed.listener.name),
             }
         }
-        // Reported even if other listeners took the route: on this one its requests go elsewhere.
         if let Some(name) = of_other_kind {
             let other = match found.kind {
                 ObjectKind::GrpcRoute => ObjectKind::HttpRoute,
-                // Only these two kinds share listeners (`kind_hosts`), so the route is an
-                // HTTPRoute.
                 _ => ObjectKind::GrpcRoute,
             };
             return Err(AttachStop::Parent(Unattached {
