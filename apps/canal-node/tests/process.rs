@@ -524,6 +524,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
         "error NetworkUnreachable Some(101)",
         "released by an operator's command"
     );
+    // Held until here, so that the refusals above were the node's and not for lack of a gateway.
     drop(gateway);
 }
 

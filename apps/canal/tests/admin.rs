@@ -127,6 +127,7 @@ fn objects_live_from_apply_to_delete() {
     // The tenant does not exist, and the reason is on stderr.
     world.check(&format!("apply --tenant nobody -f {routes}"), 1, "");
     world.check(&format!("delete -f {routes} -o json"), 0, "\"deleted\"");
+    // A delete that deletes nothing is a failure, unless the flag below says otherwise.
     world.check("delete httproute reviews -n bookinfo", 1, "no such object");
     world.check(
         "delete httproute reviews -n bookinfo --ignore-missing",

@@ -144,6 +144,7 @@ fn measure(
         machine_us()? - machine,
         begun.elapsed(),
     );
+    // Counting costs CPU itself, so it ends with the measured time.
     drop(counting);
     let out = client.wait_with_output()?;
     // The next measurement begins with tables that agree.

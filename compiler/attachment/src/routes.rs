@@ -118,9 +118,8 @@ impl TenantListeners {
         attachments
     }
 
-    /// Attaches a route to the listeners of one parent. A listener on which a route of the other kind
-    /// has a host is reported even if others took this route: its requests go elsewhere there. Only
-    /// HTTPRoutes and GRPCRoutes share hosts (`kind_hosts`).
+    /// Attaches a route to the listeners of one parent. HTTPRoutes and GRPCRoutes share no host of a
+    /// listener: one that has the other kind's is reported, even if other listeners took the route.
     fn attach_to<'a>(
         &'a self,
         at: usize,
