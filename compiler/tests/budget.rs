@@ -218,7 +218,6 @@ fn regular_expressions_are_charged_their_automata_for_each_host() {
     );
 }
 
-/// N3: one broken rule on 256 services is one mistake, and a tenant's mistakes are bounded.
 #[test]
 fn subsets_are_charged_the_endpoints_of_their_service() {
     let rules = |subsets: usize| {
@@ -257,6 +256,8 @@ fn subsets_are_charged_the_endpoints_of_their_service() {
             .size
             .route_table_bytes
     };
+    // Three more pods are in the set of each subset, whatever their labels; 128 is
+    // `SET_ENDPOINT_BYTES`.
     assert_eq!(bytes(2, 7) - bytes(2, 4), 2 * 3 * 128);
     assert_eq!(bytes(5, 7) - bytes(5, 4), 5 * 3 * 128);
     let yaml = services(1, 1) + &rules(40) + &pods(200);

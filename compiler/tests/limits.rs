@@ -212,6 +212,7 @@ fn texts_and_regular_expressions() {
             "a".repeat(bytes)
         ))
     });
+    // A name beyond the limit has the same diagnostic as one with a wrong character.
     check(TEXT_BYTES_MAX, "not a header's name", |bytes| {
         rule_with_match(&format!(
             "{{headers: [{{name: {}, value: x}}]}}",

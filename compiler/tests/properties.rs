@@ -323,6 +323,7 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
                     .any(|e| e.service == service && e.port == port)
             };
             for workload in ir.workloads.iter().filter(serves) {
+                // Policies that a node cannot evaluate keep the gateway.
                 if !path.is_direct() {
                     kept += 1;
                     continue;

@@ -176,6 +176,7 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
     check(
         &[
             plain,
+            // The gateway range contains the pod range of plain, which is not on the tier.
             ("beta", "2 b.example 10.2.0.0/16 gw-2 10.2.0.1 10.1.0.0/19"),
         ],
         &["beta"],
@@ -286,6 +287,7 @@ fn principals_see_their_share() {
     .concat();
     assert_eq!(kinds(&gateway("gw-0")), of_gateway);
     assert_eq!(kinds(&edge), [ResourceKind::Tenant, ResourceKind::Node]);
+    // Only gw-0 is a replica of the tenant.
     assert_eq!(kinds(&gateway("gw-1")), []);
     let of_all_nodes = [
         ResourceKind::Authorization,

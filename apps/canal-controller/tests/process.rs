@@ -163,6 +163,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     let mut acknowledged: Vec<String> = Vec::new();
     let (mut generation, mut quickest) = (0, Duration::MAX);
     // Rounds differ in the number of changes and in the pause, so that kills meet different states.
+    // Eight rounds meet each count of answers and each pause below at least once.
     for round in 0..8u64 {
         let mut running = folders.start();
         let (mut client, took) = folders.client().await;
@@ -195,6 +196,8 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
                         let done = done.into_inner();
                         assert!(done.accepted, "{:?}", fixture::errors(&done.diagnostics));
                         acks.push((name, done.generation));
+                        // `several` drops the receiver once it has its count; later answers need no
+                        // report.
                         let _ = acknowledge.send(());
                     }
                     Err(_) => break,
@@ -223,9 +226,11 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         "too little was written to prove anything: {}",
         acknowledged.len()
     );
+    // The quickest start counts, because other work on the machine delays some of them.
     assert_time(
         "quickest of eight starts of a controller after a kill",
         quickest,
+        // A quiet machine needs a hundredth of it (docs/timing.md).
         Duration::from_secs(1),
     );
     println!(
@@ -300,6 +305,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
             };
             while let Ok(done) = client.rotate_root(with_token(request(), "root")).await {
                 seen.push(roots(done.into_inner()));
+                // As above, `several` drops the receiver before the turner ends.
                 let _ = acknowledge.send(());
             }
             seen
@@ -356,11 +362,14 @@ async fn sigterm_ends_the_process_in_order() {
     assert_time(
         "time until a controller has ended in order",
         begun.elapsed(),
+        // Open requests get as long (`STOP_GRACE`), and without any a quiet machine needs 20 ms.
         Duration::from_secs(2),
     );
     assert!(running.log().contains("stopped"));
     let _again = folders.start();
     let (mut client, _) = folders.client().await;
+    // The restart itself publishes one generation. After a kill, unused reserved ones would be
+    // skipped.
     let now = client
         .status(with_token(StatusRequest {}, "root"))
         .await

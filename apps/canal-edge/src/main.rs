@@ -119,6 +119,7 @@ impl Flags {
                 .filter(|mtu| *mtu >= 1280)
                 .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; fix: raise it, or set --mtu", self.device))?,
         };
+        // The multiplication below saturates as well, so a huge machine gets the largest number.
         let cores = u16::try_from(sys::cores().len()).unwrap_or(u16::MAX);
         let pin_dir = self.pin_dir.unwrap_or_else(|| {
             canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir)

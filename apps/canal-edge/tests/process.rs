@@ -340,6 +340,8 @@ fn externally_flushed_programs_and_maps_are_reinstalled() {
         let took = m.until(what, || {
             m.metric(&format!("canal_edge_repairs_total{{what=\"{what}\"}} 1"))
         });
+        // The agent checks every 2 s (`PROGRAM_CHECK_INTERVAL`), so 5 s hold two checks and the
+        // repair.
         assert_time(
             &format!("time until removed {what} are installed again"),
             took,
@@ -446,6 +448,7 @@ fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
     )));
     assert_eq!(m.fetch("GET", 15021, "/healthz/ready").0, 200);
     publish(&|all| all.truncate(all.len() - 2));
+    // Both added nodes are gone, so only the two prefixes of the first node remain.
     m.until("room again", || {
         m.metric("canal_edge_map_entries{map=\"canal_prefixes\"} 2")
     });

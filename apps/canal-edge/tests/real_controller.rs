@@ -115,10 +115,12 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
                 generation: south.status().generation,
                 ..ReplicaReportRequest::default()
             };
+            // The orders in the answer are ignored: this replica has no maps to which they apply.
             let _ = fleet
                 .replica_report(connection.request(state))
                 .await
                 .unwrap();
+            // Five times as often as a real replica reports, so that the plan is soon in force.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });

@@ -173,6 +173,7 @@ mod tests {
             Duration::from_secs(1),
         );
         canal_timing::assert_time(
+            // docs/security.md: a revoked identity has no open session one second after the order.
             "time until a revocation is in force behind large tables",
             taken,
             Duration::from_secs(1),

@@ -35,6 +35,8 @@ use crate::apply;
 use crate::tier::{self, ReplicaTasks, TierConfig};
 
 /// Time that tasks may take beyond the drain's deadline.
+/// A drain on the tier takes 2 s and 30 s by default. With this time the process ends within the
+/// 35 s after which a world kills it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Source of the compiled resources.
@@ -111,6 +113,7 @@ pub(crate) async fn run(
         replica.agent.leave().await;
     }
     let engine = process_state.engine.clone();
+    // Admin, southbound and certificates end only now: the drain and the last report need them.
     process.force();
     drop(process_drain);
     // It waits for threads, which must not block this runtime.
@@ -213,10 +216,10 @@ fn begin(
                     &registry,
                     process_drain,
                 )?)),
+                // Both come from `config.tier`, so one is never present without the other.
                 _ => None,
             };
-            // The subscriber starts last, because its first update needs the engine and the
-            // replica.
+            // Last, because its first update needs the engine and the replica.
             let subscriber = subscribe(
                 config,
                 controller,

@@ -24,6 +24,8 @@ use canal_telemetry::observe::{self, ObserveSources};
 use serde_json::json;
 
 /// Time that tasks may take beyond the drain's deadline.
+/// With the drain's default of 10 s, the process ends well within the 35 s after which a world
+/// kills it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Settings of the key server process.

@@ -42,6 +42,7 @@ impl KeyServerProcess {
                 "ks-1",
                 "--az",
                 "az1",
+                // One worker is enough: the test measures nothing.
                 "--workers",
                 "1",
                 "--controller",

@@ -416,6 +416,7 @@ fn pods_come_and_go_by_files() {
     let _gateway = m.gateway();
     m.add_pod();
     let took = m.until("served", || m.listens());
+    // Shorter than the 2 s between two scans, so that only inotify can have reported the file.
     assert_time(
         "time from a pod's file to its listener",
         took,
@@ -438,6 +439,7 @@ fn pods_come_and_go_by_files() {
     );
     let metric = |line: &str| m.until(line, || m.get(1, "/metrics").1.lines().any(|l| l == line));
     metric("canal_node_pods{state=\"served\"} 1");
+    // Exactly one mode is 1; the other is shown as 0, so that a change of modes is visible.
     metric("canal_node_capture_mode{mode=\"bpf\"} 1");
     metric("canal_node_capture_mode{mode=\"nft\"} 0");
     m.until("taken", || {
@@ -522,6 +524,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
         "error NetworkUnreachable Some(101)",
         "released by an operator's command"
     );
+    // Held until here, so that the refusals above were the node's and not for lack of a gateway.
     drop(gateway);
 }
 

@@ -198,6 +198,8 @@ mod tests {
         );
         // Beta's routes are in a file; alpha's are applied by a step of the demo.
         for tenant in &topology.tenants {
+            // alpha and beta have three pods of reviews (v1 to v3) for the canary. No other step
+            // needs reviews.
             let (files, reviews) = match tenant.name.as_str() {
                 "alpha" => (1, 3),
                 "beta" => (2, 3),

@@ -237,6 +237,7 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
                 ),
                 Err(problem) => (problem.clone(), String::new(), String::new()),
             },
+            // The process has not subscribed yet, or the controller gave no answer.
             None => ("-".to_owned(), String::new(), String::new()),
         };
         let cpu = busy(current, last, name)

@@ -127,6 +127,7 @@ fn objects_live_from_apply_to_delete() {
     // The tenant does not exist, and the reason is on stderr.
     world.check(&format!("apply --tenant nobody -f {routes}"), 1, "");
     world.check(&format!("delete -f {routes} -o json"), 0, "\"deleted\"");
+    // A delete that deletes nothing is a failure, unless the flag below says otherwise.
     world.check("delete httproute reviews -n bookinfo", 1, "no such object");
     world.check(
         "delete httproute reviews -n bookinfo --ignore-missing",
@@ -214,6 +215,7 @@ fn policies_are_applied_refused_and_explained() {
             .to_string()
     };
     let good = policy("good.yaml", "{to: [{operation: {methods: [GET]}}]}");
+    // As in Istio, a list that is written must not be empty.
     let bad = policy("bad.yaml", "{to: [{operation: {methods: []}}]}");
     let arguments = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
     // Before the policy the answer must be a route, or its later refusal proves nothing.

@@ -157,7 +157,9 @@ fn analyze_shows_codes_and_tells_errors_from_warnings() {
         path.display().to_string()
     };
     let good = file("good.yaml", "{name: http, port: 80}");
+    // The port's name begins with no protocol, so the mesh must guess, which is a warning.
     let warned = file("warned.yaml", "{name: web, port: 80}");
+    // No field of a port is called `speed`.
     let broken = file("broken.yaml", "{name: http, port: 80, speed: 1}");
     for (words, code, wanted) in [
         (

@@ -33,6 +33,7 @@ pub(crate) struct ProfileFlags {
 }
 
 /// Samples per second of each running thread.
+/// A prime number, so that samples do not fall in step with periodic timers.
 const SAMPLES_PER_SECOND: &str = "4999";
 /// Exchanges per round, for the cost of an exchange.
 const EXCHANGES: u32 = 3_000;

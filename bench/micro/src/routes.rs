@@ -115,6 +115,7 @@ impl RuleSet {
         // All rules have the same precedence, as in one HTTPRoute; only their indexes order them.
         let precedence = Precedence {
             class: 0,
+            // The values are inverted specificities; only that they are equal matters here.
             specificity: [0, u32::MAX - 30, 1, 0, 0],
             created: 1_790_000_000,
             object: "HTTPRoute/bookinfo/routes".into(),

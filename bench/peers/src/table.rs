@@ -116,6 +116,7 @@ pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
         .iter()
         .map(|row| row.saturated.len())
         .max()
+        // Without rows nothing is compared below, and the heading names no runs.
         .unwrap_or(0);
     let mut out = format!(
         "CPU µs per request (user + system), {runs} runs x {seconds} s of each, in turns; equal: each median lies between the other's least and most.\n\n\

@@ -95,6 +95,7 @@ fn measure(
     if number(&report, "failed")? > 0.0 || requests == 0.0 {
         bail!("{}: requests failed: {report}", load.name);
     }
+    // The same load runs again, and its own requests are the divisor.
     let _counting = RunCounter::begin()?;
     let before = programs::all();
     let counted = number(&scene.sample(CLIENT, &argv)?, "succeeded")?;

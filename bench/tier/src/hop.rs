@@ -154,6 +154,7 @@ fn measure(
     size: &LoadRounds,
 ) -> anyhow::Result<HopRound> {
     let (connections, seconds) = (size.connections.to_string(), size.seconds.to_string());
+    // Without a rate, the load sends as fast as it is answered.
     let rate = if let HopLoad::Persistent(Some(rate)) = load {
         Some(rate.to_string())
     } else {

@@ -35,6 +35,7 @@ pub(crate) struct DirectSize {
 }
 
 /// Maximum CPU relative to a pair of HAProxy, and minimum bulk rate relative to no mesh.
+/// Both are the targets of docs/performance.md.
 const CPU_MAX: f64 = 0.85;
 const BULK_MIN: f64 = 1.0 / 3.0;
 

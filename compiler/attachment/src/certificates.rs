@@ -16,6 +16,7 @@ use crate::{DocumentReport, GROUP, Written, shorten};
 /// Maximum number of certificates of one tenant's listeners, counted once for each Gateway.
 pub const CERTIFICATES_PER_TENANT_MAX: usize = 1024;
 /// Maximum length of those certificates with their keys, in bytes of PEM.
+/// On average it leaves 8 KiB for each of the certificates above, chain and key included.
 pub const CERTIFICATE_BYTES_PER_TENANT_MAX: usize = 8 << 20;
 
 /// The reason why a listener has no certificate, and the description of the problem.

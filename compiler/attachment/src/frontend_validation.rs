@@ -26,6 +26,7 @@ use crate::{DocumentReport, Written, shorten};
 
 /// Maximum length of the certificates of authorities of one tenant's Gateways, in bytes of PEM,
 /// counted once for each validation.
+/// As many bytes as 32 validations may have at most (`CLIENT_CA_BYTES_MAX`).
 pub const CLIENT_CA_BYTES_PER_TENANT_MAX: usize = 4 << 20;
 /// Maximum number of references of one validation, and of ports with settings of their own
 /// (Gateway API's FrontendTLSConfig).

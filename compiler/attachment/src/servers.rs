@@ -520,6 +520,7 @@ impl ServerReader<'_, '_, '_> {
             listener_set: None,
             namespace: self.namespace.clone(),
             allowed,
+            // VirtualServices bind by hosts and namespaces; only routes of Gateway API name kinds.
             route_kinds: Vec::new(),
             is_host_broken: false,
             redirects_to_https: server.redirects_to_https,

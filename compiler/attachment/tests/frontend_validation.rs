@@ -78,6 +78,7 @@ fn outcome(objects: &str, frontend: &str) -> ([Option<&'static str>; 2], Vec<Str
 fn a_port_has_its_own_validation_or_the_default() {
     let (one, two) = (authority(1), authority(2));
     let objects = config_map("infra", "one", "ca.crt", &one)
+        // An authority that is written twice counts once, so `both` has two.
         + &config_map("infra", "both", "ca.crt", &format!("{one}{two}{one}"))
         + &format!(
             "apiVersion: certificates.k8s.io/v1beta1\nkind: ClusterTrustBundle\nmetadata: {{name: bundle}}\nspec:\n  trustBundle: |\n    {}\n---\n",

@@ -10,6 +10,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
         ("port: 80, protocol: HTTP", None),
         ("port: 80, protocol: HTTP, hostname: ''", None),
         (
+            // Gateway API allows lower case only.
             "port: 80, protocol: HTTP, hostname: A.example",
             Some("Invalid"),
         ),
@@ -40,8 +41,10 @@ fn a_listener_that_is_wrong_closes_itself_only() {
             None,
         ),
         ("port: 80, protocol: UDP", Some("UnsupportedProtocol")),
+        // Names of protocols are compared with their case.
         ("port: 80, protocol: http", Some("UnsupportedProtocol")),
         ("port: 80, protocol: HTTP, colour: red", Some("Invalid")),
+        // A field's name that looks like the end of an index must not hide the fault.
         ("port: 80, protocol: HTTP, 'a].b': red", Some("Invalid")),
         (
             "port: 80, protocol: HTTP, allowedRoutes: {namespaces: {from: Some}}",
@@ -52,6 +55,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
             Some("InvalidRouteKinds"),
         ),
         (
+            // One kind that the protocol knows is enough; the other is only reported.
             "port: 80, protocol: HTTP, allowedRoutes: {kinds: [{kind: TCPRoute}, {kind: HTTPRoute}]}",
             None,
         ),
@@ -106,6 +110,7 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
     for (field, reason) in [
         ("addresses: []", None),
         ("addresses: [{value: 192.0.2.1}]", None),
+        // A type without a value requests no address in particular.
         ("addresses: [{type: IPAddress}]", None),
         (
             "addresses: [{type: Hostname, value: a.example}]",
@@ -113,6 +118,7 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
         ),
         ("addresses: [{value: a}]", Some("UnsupportedAddress")),
         (
+            // Loopback, unspecified and multicast addresses are not those of one host on a network.
             "addresses: [{value: 127.0.0.1}]",
             Some("UnsupportedAddress"),
         ),

@@ -175,6 +175,8 @@ fn a_route_that_attaches_to_nothing_is_told_why() {
         ),
     ] {
         // The listener `one` has another hostname than a.example.
+        // The route is in namespace shop, which neither `own` (Same) nor `team` (label team: a)
+        // allows.
         let spec = format!("parentRefs: [{parent}], hostnames: [a.example]");
         let (listeners, found) = attached(&gateways, &spec);
         assert_eq!(listeners, [""; 0], "{parent}");

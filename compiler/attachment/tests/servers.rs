@@ -129,6 +129,7 @@ fn what_canal_does_not_serve_closes_its_own_server() {
             "spec.servers[1].tls.mode: TLS of mode \"AUTO_PASSTHROUGH\" is not served in this version",
         ),
     ] {
+        // Istio compares the names of protocols in any case.
         let first = "{port: {name: http, number: 80, protocol: http2}, hosts: [a.example]}";
         let (found, reported) = of_servers(&[first.to_owned(), server]);
         assert_eq!(found[0], ("http".to_owned(), None), "{problem}");
@@ -281,6 +282,7 @@ fn bound(servers: &str, from: &str, gateway: &str, hosts: &[&str]) -> Result<Vec
 
 #[test]
 fn virtual_services_bind_to_servers_that_have_a_host_of_theirs() {
+    // The last server redirects and serves no rule, so no case below expects it.
     let servers = [
         server("any", 80, "hosts: [\"*\"]"),
         server("shop", 81, "hosts: [\"shop/*.example\", a.other.test]"),
@@ -299,6 +301,8 @@ fn virtual_services_bind_to_servers_that_have_a_host_of_theirs() {
             &["a.example"][..],
             Ok(&["any", "shop/*.example"][..]),
         ),
+        // The host of server `shop` is for namespace shop only, and `.` in `own` is the Gateway's
+        // namespace.
         ("other", "infra/web", &["a.example"], Ok(&["any"])),
         ("infra", "web", &["a.example"], Ok(&["any", "own"])),
         (

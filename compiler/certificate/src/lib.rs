@@ -172,6 +172,7 @@ fn names(certificates: &[CertificateDer<'_>]) -> Result<Vec<String>, SecretProbl
             "use an ECDSA key, or an RSA key of 2048 to 4096 bits",
         ));
     }
+    // A malformed or repeated extension counts as none, so that the common name decides.
     let alternative = first.subject_alternative_name().ok().flatten();
     let alternative = alternative.iter().flat_map(|it| &it.value.general_names);
     let mut texts: Vec<&str> = alternative
@@ -193,6 +194,7 @@ fn names(certificates: &[CertificateDer<'_>]) -> Result<Vec<String>, SecretProbl
             "use several certificates",
         ));
     }
+    // Texts that are no host names match no server name, so they are left out.
     Ok(texts.into_iter().filter_map(host_name).collect())
 }
 

@@ -100,6 +100,7 @@ impl GatewayIr {
                     ListenerProtocol::Tls => Some(RelayProtocol::TlsPassthrough),
                     ListenerProtocol::TerminatedTls => Some(RelayProtocol::TerminatedTls),
                     ListenerProtocol::Tcp => Some(RelayProtocol::Tcp),
+                    // HTTP and HTTPS are served; `ports` has no other protocol.
                     _ => None,
                 },
                 virtual_hosts: it.virtual_hosts,

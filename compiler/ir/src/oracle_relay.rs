@@ -61,6 +61,7 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
         // Listeners for requests relay nothing.
         _ => return RelayVerdict::NoListener,
     };
+    // TCP and clients without SNI have no name; only listeners for all hosts match the empty text.
     let name = normal_host(name.unwrap_or_default());
     // A closed listener of another protocol is one of its port's.
     let terminates = |listener: &Listener| match listener.protocol.shares_port_with(protocol) {

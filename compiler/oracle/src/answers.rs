@@ -81,6 +81,7 @@ fn location(
     };
     let port = match port {
         Some(port) if port != scheme.default_port() => format!(":{port}"),
+        // Clients add the default port of the scheme themselves.
         _ => String::new(),
     };
     let target = match &redirect.path {

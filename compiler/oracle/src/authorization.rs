@@ -169,6 +169,7 @@ pub fn decide(
             AuthorizationAction::Custom(authorizer) if !authorizers.contains(&authorizer) => {
                 authorizers.push(authorizer)
             }
+            // Other actions call no authorizer, and each authorizer is listed once.
             _ => {}
         }
     }
@@ -213,6 +214,7 @@ pub fn decide(
             }
         }
     }
+    // The first one is named; a policy that cannot be evaluated outranks an ALLOW.
     match undecided.into_iter().next() {
         Some((policy, attribute)) => OracleDecision::Undecided { policy, attribute },
         None => OracleDecision::Allow,

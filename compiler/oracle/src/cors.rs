@@ -39,6 +39,7 @@ pub fn decide(
         values
             .next()
             .map(|(_, value)| value.as_str())
+            // An absent header counts as an empty one, which names no origin and no method.
             .unwrap_or_default()
     };
     let origin = first("origin");

@@ -119,6 +119,7 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
                 .of(name)
                 .is_some_and(|scope| scope.services.contains(&certificate.id)),
             Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
+            // `admits` has checked that the gateway serves the resource's tenant.
             _ => true,
         },
         Principal::Edge { az, .. } => match resource {

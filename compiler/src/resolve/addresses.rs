@@ -93,6 +93,8 @@ mod tests {
 
     #[test]
     fn tenants_cannot_take_reserved_addresses() {
+        // Private, shared and documentation addresses are fine; those of no single host and the
+        // tier's are not.
         for (address, fine) in [
             ("10.0.0.1", true),
             ("100.64.0.1", true),

@@ -263,6 +263,7 @@ fn merged<'i>(
         Some(matches) => written.matches = matches,
         None => {
             let text = "no request matches this rule and the one that delegates to it";
+            // It replaces a problem above, because a rule that is dropped needs no other one.
             problem = Some(DelegationProblem {
                 code: Code::MatchNeverApplies,
                 field: "match",

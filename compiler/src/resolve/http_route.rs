@@ -308,6 +308,7 @@ fn attach(
     let rules = &route.object.rules;
     let refusal_status = match rules.kind() {
         ObjectKind::GrpcRoute => STATUS_BROKEN_GRPC,
+        // Connections of TLSRoutes and TCPRoutes are reset and see no status.
         _ => STATUS_BROKEN,
     };
     let faults = &route.document.faults;

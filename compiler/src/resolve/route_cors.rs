@@ -18,6 +18,7 @@ use canal_ir::pattern;
 /// Most origins, and most names in each list, of a policy (the CRD of HTTPRoute has this limit).
 const CORS_NAMES_MAX: usize = 64;
 /// Seconds for which a client keeps the response to a preflight, if an HTTPRoute names none.
+/// It is the default of Gateway API and of the Fetch standard.
 const MAX_AGE_DEFAULT: u64 = 5;
 /// Methods that both APIs accept in `allowMethods`.
 const METHODS: [&str; 9] = [

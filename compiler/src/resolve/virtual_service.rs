@@ -393,6 +393,7 @@ fn attach_rule(
         let part = part_of(number, groups.len());
         for port in rule_ports(group.port, fans_out, &point.ports) {
             // A rule for all ports has no destination that follows the dialled port.
+            // Without ports nothing can be dialled, so the 0 decides nothing.
             let dialled = port.or(point.ports.first().copied()).unwrap_or_default();
             let action = action(rule, &answer, dialled, to, reading);
             let resolve = |mirror: &Destination| to.of_destination(rule.namespace, mirror, dialled);

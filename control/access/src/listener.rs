@@ -39,6 +39,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// file descriptors are left.
 const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 /// Interval between checks of the server certificate's age.
+/// The certificate lives for thirty days and is renewed at half, so that an hour more does no harm.
 const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The server certificate that new handshakes use.
@@ -198,6 +199,7 @@ impl ControlListener {
                         "handshake"
                     }),
                     () = tokio::time::sleep_until(deadline) => Err("handshake_deadline"),
+                    // Its permit went to a newer connection.
                     () = revoked => Err("unauthenticated_revoked"),
                 };
                 match stream {

@@ -196,6 +196,7 @@ impl TenantAuthority {
         let key = PrivateKeyDer::from_pem_slice(files.key.as_bytes())
             .map_err(|e| AuthorityFilesError::Key(e.to_string()))?;
         let first = pem_of(&chain[0]);
+        // `adopt` returns texts. All others are about the key itself.
         let signer = SigningCa::adopt(key, &first).map_err(|why| match why.as_str() {
             "the certificate belongs to another key" => AuthorityFilesError::KeyMatch,
             _ => AuthorityFilesError::Key(why),

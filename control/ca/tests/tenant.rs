@@ -247,6 +247,7 @@ fn cases_of_names(plain: &str) -> Vec<RequestCase> {
             Some("name"),
         ),
         (
+            // SPIFFE IDs are compared byte by byte.
             "the name in capitals",
             csr(&p256(), |p| {
                 p.subject_alt_names = vec![uri(&request.to_uppercase())]

@@ -16,6 +16,8 @@ use canal_wire::southbound::{decode, encode};
 
 /// Maximum length of the reason that a broken resource carries, in characters. Data planes accept
 /// more bytes than that.
+/// 200 characters have at most 800 bytes in UTF-8, and data planes accept 1,024
+/// (`REASON_BYTES_MAX`).
 const REASON_MAX: usize = 200;
 
 /// The resources that may be published.

@@ -30,8 +30,10 @@ use crate::writer::{CatalogPublisher, CatalogWriter, QUEUE_MAX, WriterCommand, W
 /// Interval between retries of what the store refused.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// Time that open requests get to finish when the controller stops.
+/// Streams end at once when the controller stops, so that only single requests need it.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Maximum number of fetched key sets that wait to be taken over.
+/// `take_key_sets` hands each to a task of its own, so that few ever wait.
 const KEY_SETS_WAITING_MAX: usize = 64;
 
 /// The queues to the catalog writer, and its publications.

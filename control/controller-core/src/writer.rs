@@ -35,6 +35,7 @@ use canal_trust::{NewRootError, TrustAuthorities, key_policy};
 use tokio::sync::{mpsc, watch};
 
 /// Maximum number of entries in each queue of the writer.
+/// As many changes may wait or be prepared at once (`QUEUED_CHANGES_MAX`), so that commits fit.
 pub(crate) const QUEUE_MAX: usize = 256;
 
 /// A command to the writer, besides changes of tenants and of the cloud tier. Commands go ahead of

@@ -178,6 +178,7 @@ async fn objects_live_and_die_by_the_api() {
         ),
         ("v1", "api", second.as_str())
     );
+    // Kinds are accepted as kubectl does, in the plural and with capitals too.
     let listed = ann.names("alpha", "Services").await;
     assert_eq!(
         listed,
@@ -647,6 +648,7 @@ async fn limits_refuse_by_name() {
         ann.apply("alpha", &many).await.unwrap_err().code(),
         Code::InvalidArgument
     );
+    // An apply without objects is a mistake of the caller, and is no success.
     let empty = ann.apply("alpha", &[]).await.unwrap();
     assert!(!empty.accepted, "{empty:?}");
     assert!(
@@ -672,6 +674,7 @@ async fn check_pages_and_metrics(
     for (address, path, status) in [
         (admin, "/healthz/ready", "200"),
         (metrics, "/healthz/ready", "200"),
+        // The metrics address may be open to other hosts, so it serves no state.
         (metrics, "/config_dump", "404"),
         (admin, "/nothing", "404"),
     ] {

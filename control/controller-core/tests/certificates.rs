@@ -150,6 +150,7 @@ async fn identities_are_issued_only_to_their_node() {
             Err((_, reason)) if !reason.is_empty() => {
                 Some((before(reason), fixture.metric(&before(reason)).await))
             }
+            // Requests without a valid token are refused before they are requests for certificates.
             _ => None,
         };
         let got = fixture.certificate(token, identity, None).await;

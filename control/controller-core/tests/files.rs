@@ -143,6 +143,7 @@ async fn accidents_across_a_restart_take_nothing_away_either() {
         ("the folder vanished", |r| {
             fs::rename(r.path("alpha"), r.dir.path().join("aside")).unwrap()
         }),
+        // The services were behind the cut, and must not count as removed.
         ("the file is cut off", |r| {
             r.write(
                 "alpha/mesh.yaml",

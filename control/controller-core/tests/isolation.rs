@@ -94,6 +94,7 @@ async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
         is_first,
         "changes of others are in force before the first of four large dry runs is done"
     );
+    // What is to be seen was seen, and the dry runs would take seconds more.
     diffs.abort_all();
 }
 
@@ -664,6 +665,7 @@ async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
         .unwrap();
     check_visible_use(&mut ann, &mut bob, &mut root).await;
     let refused = fleet
+        // An operator is no data plane, so it has nothing to report.
         .share_report(with_token(state, "ann"))
         .await
         .unwrap_err();

@@ -157,6 +157,7 @@ async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
         assert!(Instant::now() < until, "the Tenant's share is not in force");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    // Held until here: a dropped stream would give back what it takes of the share.
     drop((all, others));
 }
 

@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 const SERVICES: u32 = if cfg!(debug_assertions) { 600 } else { 16_000 };
 /// Time until all members have everything.
 const START: Duration = Duration::from_secs(300);
+/// The default of `edge_silent`.
 const SILENT: Duration = Duration::from_millis(1500);
 
 const PRINCIPALS: [(&str, &str); 8] = [
@@ -152,6 +153,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         let is_silent = is_silent.clone();
         tokio::spawn(async move {
             while !(token == "e1" && *is_silent.borrow()) && member.report().await {
+                // Real members report as often if something changes.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });

@@ -179,6 +179,7 @@ pub(crate) async fn run(args: CaArgs) -> VerbResult {
                 .restore(RevokeRequest {
                     tenant,
                     identity: args.identity,
+                    // Only identities are blocked; a revoked certificate stays revoked.
                     serial: String::new(),
                 })
                 .await;

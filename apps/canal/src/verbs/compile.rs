@@ -119,6 +119,7 @@ fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
             "name a directory of YAML files",
         )
     };
+    // The root directory has no name. The caller refuses an empty one, as no tenant has it.
     let named = |dir: &Path| {
         dir.canonicalize()
             .ok()

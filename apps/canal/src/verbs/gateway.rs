@@ -18,8 +18,11 @@ use crate::output::{self, OutputArgs, ProgressLine, TextTable, span};
 use crate::running_world::RunningWorld;
 
 /// Interval between two queries of a waiting verb.
+/// Shorter than the 500 ms between two reports of a replica, so that a wait ends soon after the
+/// report.
 const POLL: Duration = Duration::from_millis(200);
 /// Time in which a drain order, and the tables that result from it, reach edges and replicas.
+/// Edges and replicas report every 500 ms, and get their orders in the answers.
 const ORDER_SPREADS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Handles the gateway replicas of the cloud tier
@@ -458,6 +461,7 @@ async fn scale(
         .filter(|r| r.backend == backend)
         .collect();
     // New replicas go to the AZ of the backend's first replica.
+    // The planner keeps a backend in one AZ, so --az counts for a new backend only.
     let home = own
         .first()
         .map(|r| r.az.clone())

@@ -18,6 +18,7 @@ use crate::tenant::TenantArgs;
 use crate::verbs::conditions;
 
 /// Interval between two queries of a waiting verb.
+/// Changes spread within a second, of which a scripted wait should add little.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Shows data planes, generations and tenants

@@ -18,6 +18,7 @@ use crate::running_world::{HostKindFilter, RunningWorld};
 use crate::{observe, signals};
 
 /// Maximum length of a line from a gateway.
+/// It only bounds the memory that a broken answer can take: a line describes one request.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// Shows live requests through the gateways
@@ -130,6 +131,7 @@ async fn locally(args: &TapArgs) -> VerbResult {
         "canal: the controller does not answer; listening on {}",
         gateways.join(", ")
     );
+    // Without -n the tap ends only by a signal, or when all gateways close it.
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut failed = 0;
     while left > 0 {

@@ -196,6 +196,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
             else {
                 continue;
             };
+            // A response that is not 200 was not served, so it lowers the share of answered ones.
             connection.receive(|status, took, counts| {
                 waiting -= 1;
                 if counts && status == 200 {

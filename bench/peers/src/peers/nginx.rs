@@ -21,6 +21,7 @@ pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pi
     );
     let (listen, tls, origin, scheme, version) = match case {
         ProxyCase::Mtls => ("ssl", tls, tls_origin::ADDRESS.to_string(), "https", "2"),
+        // nginx has no other case with TLS.
         _ => (
             "",
             String::new(),

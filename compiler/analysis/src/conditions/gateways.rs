@@ -296,6 +296,7 @@ fn of_listener(
             Code::UnsupportedRouteKind => "InvalidRouteKinds",
             Code::InvalidCertificate => "InvalidCertificateRef",
             Code::CertificateNotPermitted => "RefNotPermitted",
+            // Others are no fault of a reference, or have closed the listener and are its `fault`.
             _ => return None,
         };
         Some(StatusCondition::negative(

@@ -89,6 +89,7 @@ pub(in crate::resolve) fn read(
         Attribute::Method => Ok(method(value)),
         // A header that is present but empty counts as present (Envoy's HeaderMatcher).
         Attribute::Header(_) if value == "*" => Ok(plain(AttributeMatch::Prefix(String::new()))),
+        // The remaining attributes can have any text.
         _ => Ok(text(value)),
     }
 }
@@ -384,6 +385,8 @@ mod tests {
 
     #[test]
     fn values_are_read_as_istio_does() {
+        // `odd` marks values that are accepted with a warning, since they rarely mean what they
+        // say.
         use Attribute as A;
         check([
             (A::Method, "GET", r#"Exact("GET")"#),
@@ -397,6 +400,7 @@ mod tests {
             (A::Method, "Get*", r#"Prefix("Get"), odd"#),
             (A::Method, "M-SEARCH", r#"Exact("M-SEARCH")"#),
             (A::Header("x".into()), "*", r#"Prefix("")"#),
+            // Bits behind the prefix length mean nothing.
             (A::SourceAddress, "10.1.2.3/8", "Network(10.0.0.0/8)"),
             (A::SourceAddress, "fd00::1", "Network(fd00::1/128)"),
             (A::RemoteAddress, "10.1.2", "refused"),
@@ -410,6 +414,7 @@ mod tests {
                 "other/web",
                 r#"Exact("other/web")"#,
             ),
+            // A service account is compared as a whole.
             (A::SourceServiceAccount, "other/*", "refused"),
             (
                 A::SourcePrincipal,
@@ -427,6 +432,7 @@ mod tests {
                 r#"Prefix("alpha.example/ns/a/")"#,
             ),
             (A::SourcePrincipal, "*/sa/b", r#"Suffix("/sa/b")"#),
+            // A principal without `*` must be a whole identity, or it would match none.
             (A::SourcePrincipal, "a/sa/b", "refused"),
             (A::SourceNamespace, "Shop", "refused"),
             (A::Host, "https://web", "refused"),
@@ -439,6 +445,7 @@ mod tests {
                 "https://i/user",
                 r#"Exact("https://i/user")"#,
             ),
+            // Istio compares principals without a scheme.
             (A::SourcePrincipal, "spiffe://a/ns/b/sa/c", "refused"),
             (A::SourceNamespace, "a*b", "refused"),
             (A::SourceNamespace, "*a*", "refused"),

@@ -166,6 +166,7 @@ fn a_withheld_state_is_counted_by_its_reason() {
     let text = fixture.preparer.metrics.render(&GaugeValues::default());
     for (reason, count) in [
         ("clash", 1),
+        // That of alpha, and that of delta.
         ("compiled_bytes", 2),
         ("compiled_resources", 1),
         ("panic", 1),

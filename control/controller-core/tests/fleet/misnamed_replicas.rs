@@ -121,6 +121,7 @@ fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
             "r1",
             replica("b1", "az1", "250.1.0.9"),
             Code::FailedPrecondition,
+            // r1 has registered with 250.1.0.3.
             "registered_otherwise",
         ),
         (
