@@ -239,6 +239,8 @@ impl FleetReconciler {
         };
         match self.apply_plan(plan.clone(), demands).await {
             Ok(applied) => !applied.waiting.is_empty() || self.forget(&plan).await,
+            // The receiver of updates has ended with the controller, so a repetition would fail
+            // too.
             Err(PlanRefusal::Stopping) => true,
             Err(PlanRefusal::NotStored(_) | PlanRefusal::Panic) => {
                 self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY))

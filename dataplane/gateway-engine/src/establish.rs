@@ -218,6 +218,7 @@ async fn establish_plaintext(
                 (port.termination.clone(), port.protocol)
             })
         }
+        // Only a port of a service can terminate TLS.
         _ => (None, AppProtocol::Http1),
     };
     let entered = match &termination {
