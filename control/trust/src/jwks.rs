@@ -34,6 +34,7 @@ pub const JWKS_FETCHES_MAX: usize = 16;
 /// other tenants.
 pub const JWKS_FETCHES_PER_TENANT_MAX: usize = 4;
 /// Timeout of one fetch of a key set.
+/// istiod's requests to issuers have the same timeout.
 const FETCH: Duration = Duration::from_secs(5);
 /// Delay after the first failure of a set that was never available. It doubles up to the refresh
 /// interval.

@@ -31,6 +31,7 @@ pub(crate) fn decide_path(
         return Some(path);
     };
     path.table_version = table.version;
+    // 0 marks the first empty place of a chain.
     let numbers = table.chains[bucket]
         .iter()
         .copied()
