@@ -24,6 +24,7 @@ use tokio::task::{self, JoinSet};
 use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, host_and_port};
 
 /// Maximum bytes of a key set.
+/// These are 4 KiB for each of the 64 keys of a set that gateways use (`KEYS_MAX`).
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of URIs of one tenant that are fetched; those after them, sorted by name, are
 /// refused.

@@ -95,6 +95,7 @@ impl TierNetns {
             // The replica marks a connection to an endpoint with the tenant's VNI; the mark
             // selects the table, because both tenants use the same pod address.
             let vni = n + 1;
+            // Each VNI has a routing table of its own; 101 and 102 are in no other use.
             replica.ip(&format!("rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!("-6 rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!(
@@ -748,6 +749,7 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
     let registry = Registry::new();
     let counters = HboneCounters::new(&registry, &registry.shard());
     tokio::task::spawn_local(async move {
+        // The trigger is held, because its drop forces the drain.
         let (_trigger, drain) = drain::tree();
         while let Ok((stream, _)) = listener.accept().await {
             let (server, counters, drain, inside) = (
