@@ -192,6 +192,8 @@ fn own(who: &str) -> String {
 /// A case's name, the token, the identity that is requested, and the reason of the refusal.
 type KeyCase = (&'static str, &'static str, String, Option<&'static str>);
 
+/// Alpha keeps its keys in key servers and beta does not. A component may also request the
+/// certificate of its own part, and an operator none.
 fn key_cases() -> Vec<KeyCase> {
     let beta = "spiffe://beta.example/ns/shop/sa/a";
     vec![
@@ -538,6 +540,7 @@ async fn a_root_signs_after_all_acknowledge_it_and_retires_when_unused() {
         "the old root signs and is first"
     );
     // Time for several checks of the rotation: each must find that n2 has acknowledged nothing.
+    // The controller checks once a second (`MAINTENANCE_INTERVAL`), so two checks happen meanwhile.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
     assert_eq!(
@@ -857,6 +860,7 @@ async fn operators_cannot_change_another_tenants_ca() {
         h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
     })
     .await;
+    // Bob is an operator of beta.
     let mut bob = CaCli(fixture.admin("bob").await, "alpha");
     assert_eq!(
         bob.rotate(false).await.unwrap_err().code(),

@@ -26,6 +26,7 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Interval between checks for members that fell silent.
 const RECONCILE_INTERVAL: Duration = Duration::from_millis(100);
 /// Delay before a retry after the store refused.
+/// Five intervals between passes, so that a store that refuses is not tried in each pass.
 const STORE_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// The pause after a pass lasts this many times as long as the pass.
 const PLANNING_REST_FACTOR: u32 = 3;
@@ -239,6 +240,8 @@ impl FleetReconciler {
         };
         match self.apply_plan(plan.clone(), demands).await {
             Ok(applied) => !applied.waiting.is_empty() || self.forget(&plan).await,
+            // The receiver of updates has ended with the controller, so a repetition would fail
+            // too.
             Err(PlanRefusal::Stopping) => true,
             Err(PlanRefusal::NotStored(_) | PlanRefusal::Panic) => {
                 self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY))

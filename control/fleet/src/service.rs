@@ -396,6 +396,7 @@ mod tests {
                 .handle_replica_report(&principal, &name, &az, request)
                 .await
         };
+        // `join!` polls r1 first, so r1 registers first.
         let (first, second) = tokio::join!(report("r1"), report("r2"));
         assert!(first.is_ok(), "{:?}", first.err());
         assert!(

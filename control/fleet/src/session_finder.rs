@@ -18,8 +18,10 @@ use crate::handle::FleetHandle;
 
 /// Time to wait for replicas. They report at least once a second, and send the answer with one more
 /// report.
+/// These are two seconds at most, so replicas have twice the time that they need.
 const REPLICAS_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time to wait for edges, which report five times a second.
+/// An edge sends ten reports meanwhile, of which one suffices.
 const EDGES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of sessions of one client that are shown.
 const SHOWN_MAX: usize = 64;

@@ -13,6 +13,7 @@ use canal_wire::tier::SESSION_QUERIES_MAX;
 use tokio::sync::watch;
 
 /// Maximum number of open queries of one tenant's operators.
+/// It is a quarter of [`SESSION_QUERIES_MAX`], so that one tenant leaves some to others.
 pub(crate) const TENANT_QUERIES_MAX: usize = 4;
 
 /// All session queries that are open.

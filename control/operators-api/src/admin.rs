@@ -31,6 +31,7 @@ use crate::share_status;
 use crate::views::{diagnostic, object, tenant_status};
 
 /// Maximum number of files in one Apply or Diff request.
+/// A tenant's folder may have as many.
 pub const FILES_MAX: usize = 4096;
 
 /// The service of the operators' API.

@@ -224,6 +224,7 @@ fn answer(
         ("/", AdminEndpoint::Socket | AdminEndpoint::Admin) => {
             text(StatusCode::OK, "canal-controller\n/config_dump[?tenant=NAME] (unix socket)\n/metrics\n/healthz/ready\n".into())
         }
+        // The metrics port gets here with every other path: it serves only metrics and readiness.
         _ => text(StatusCode::NOT_FOUND, "this path does not exist; fix: see / for the paths\n".into()),
     }
 }

@@ -188,6 +188,7 @@ fn balance(
         {
             _ if is_new => MigrationState::New,
             Some(true) => MigrationState::Still,
+            // `None` cannot occur: `services` has every demand, and only demands are balanced.
             _ => MigrationState::Moving,
         }
     };

@@ -331,6 +331,7 @@ impl PromptTier {
                     "{id:?} moves while its last table still closes"
                 );
                 moved += 1;
+                // The planner counts a service without weight as 1.
                 self.moved += u64::from(self.demands.services[id].weight.max(1));
             }
         }
@@ -418,6 +419,7 @@ impl PromptTier {
         };
         self.plan.services.iter().any(|(id, service)| {
             let own = service.placement.as_ref().map(all).unwrap_or_default();
+            // The planner counts a service without weight as 1.
             let weight = self.demands.services[id].weight.max(1) as f64;
             let mut ways = own
                 .iter()

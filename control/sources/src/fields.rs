@@ -524,6 +524,7 @@ pub(crate) fn classify_field(
         ObjectKind::IstioGateway => &ISTIO_GATEWAY,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
+        // Every undeclared field of these kinds is unknown, which is an error of the object.
         ObjectKind::Pod
         | ObjectKind::Node
         | ObjectKind::EndpointSlice

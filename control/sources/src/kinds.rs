@@ -186,6 +186,8 @@ mod tests {
                 "NetworkPolicy",
                 Err(UnknownKindAction::Refused),
             ),
+            // An unknown kind of the groups in `IGNORED_API_GROUPS`, as of the core group, is
+            // skipped.
             ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {

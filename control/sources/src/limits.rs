@@ -12,6 +12,8 @@ pub const TENANTS_MAX: usize = 4096;
 /// Bytes of the CA certificates in one ConfigMap or Secret that are kept.
 pub const CA_BUNDLE_BYTES_MAX: usize = 256 << 10;
 /// Documents in one file, at most.
+/// As many as the store changes in one transaction (`EDITS_MAX`), so that one file can be applied
+/// whole.
 pub const DOCUMENTS_PER_FILE_MAX: usize = 20_000;
 
 pub use canal_yaml::limits::{ALIASED_NODES_MAX, DEPTH_MAX, FINDINGS_PER_DOCUMENT_MAX};

@@ -670,6 +670,7 @@ mod tests {
                 l[i].reconnects,
             )
         };
+        // Four streams of n1 were opened, and the first is no reconnection.
         assert_eq!(row(&list, 0), ("n1".into(), true, 4, 3));
         drop((old, newest));
         let list = s.list(&Catalog::default(), |p| *p == node("n1"));

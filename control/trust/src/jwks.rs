@@ -24,6 +24,7 @@ use tokio::task::{self, JoinSet};
 use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, host_and_port};
 
 /// Maximum bytes of a key set.
+/// These are 4 KiB for each of the 64 keys of a set that gateways use (`KEYS_MAX`).
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of URIs of one tenant that are fetched; those after them, sorted by name, are
 /// refused.
@@ -34,6 +35,7 @@ pub const JWKS_FETCHES_MAX: usize = 16;
 /// other tenants.
 pub const JWKS_FETCHES_PER_TENANT_MAX: usize = 4;
 /// Timeout of one fetch of a key set.
+/// istiod's requests to issuers have the same timeout.
 const FETCH: Duration = Duration::from_secs(5);
 /// Delay after the first failure of a set that was never available. It doubles up to the refresh
 /// interval.

@@ -283,6 +283,8 @@ impl PolicySet {
                     undecided =
                         undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }));
                 }
+                // No policy matches, an authorizer has granted the request already, or an earlier
+                // hop has asked it.
                 _ => {}
             }
         }
@@ -297,6 +299,7 @@ impl PolicySet {
                 undecided =
                     undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
             }
+            // No DENY policy matches.
             _ => {}
         }
         // A foreign peer needs a rule that names it, even at a destination without ALLOW policies.

@@ -10,8 +10,11 @@ use canal_southbound_client::controller_client::ControllerEndpoint;
 /// Port of a replica's readiness endpoint, on its underlay address.
 pub const READINESS_PORT: u16 = 15021;
 /// Interval between two probes of one replica.
+/// Two failed probes mark a replica down, so that connections which begin a second after its end
+/// work.
 pub const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// A probe without an answer after this time has failed.
+/// It is not longer than the interval, because the next probe waits for it.
 pub const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval between two reports if nothing changes and the controller requests no other interval.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(500);

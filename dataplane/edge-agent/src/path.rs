@@ -31,6 +31,7 @@ pub(crate) fn decide_path(
         return Some(path);
     };
     path.table_version = table.version;
+    // 0 marks the first empty place of a chain.
     let numbers = table.chains[bucket]
         .iter()
         .copied()
@@ -51,6 +52,8 @@ pub(crate) fn decide_path(
     let upper = (hash >> 16) as usize;
     path.tunnel_port = match content.tunnels.get(&slot.address) {
         // Without aggregation each flow has a tunnel of its own.
+        // As the program, the edge uses the dynamic ports from 49152 on, which RFC 7348 §5
+        // recommends.
         _ if !place.aggregate => 0xc000 | hash >> 16,
         Some(ports) if !ports.is_empty() => ports[upper % ports.len()].into(),
         // `--tunnels` is at least 1; the maximum keeps other callers from a division by 0.

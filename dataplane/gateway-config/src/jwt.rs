@@ -29,6 +29,8 @@ use crate::mutations::RequestMutations;
 /// Most tokens of one request.
 pub(crate) const TOKENS_MAX: usize = 4;
 /// Most signatures verified for one request, over all its tokens, rules and attempts.
+/// As many as [`TOKENS_MAX`] tokens need that name no key, with `UNNAMED_KEYS_MAX` keys to try
+/// each.
 pub(crate) const VERIFICATIONS_PER_REQUEST_MAX: u32 = 16;
 
 /// Number of signature verifications that one request has used.

@@ -29,6 +29,7 @@ const IDLE_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time in which connections react to a forced drain before the worker ends.
+/// It is far below the 2 s that the process waits for its tasks after it has forced the drain.
 const FINAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Determines which protocol and which services a listener accepts.
@@ -312,6 +313,7 @@ fn spawn_connection(
         if !permit.run(&account.queue, served).await {
             worker.counts.refused_connection("displaced");
         }
+        // They were moved here, so that the connection is counted until its end.
         drop((open, counted, member));
     }));
 }

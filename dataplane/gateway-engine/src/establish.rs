@@ -210,7 +210,7 @@ async fn establish_plaintext(
     (tenant, destination): (&Arc<TenantView>, Destination),
     permit: &Rc<ConnectionPermit>,
 ) {
-    // Without a termination, the protocol is not used here.
+    // Only a port of a service can terminate TLS; without that, the protocol is not used here.
     let (termination, protocol) = match &destination {
         Destination::Service(key, port) => {
             let port = tenant.service(key).and_then(|service| service.port(*port));
@@ -354,6 +354,7 @@ pub(crate) async fn hbone(
         Ok((tenant, scope)) => (tenant.clone(), Rc::new(scope)),
         Err(why) => return worker.counts.refused_connection(why),
     };
+    // The connection may last for hours; a snapshot that is in use keeps replaced tables in memory.
     drop(snapshot);
     let Some(tls) = &tenant.tls else {
         return worker.counts.refused_connection("no_certificates");
@@ -378,8 +379,7 @@ pub(crate) async fn hbone(
         Ok(accepted) => accepted,
         Err(e) => return refuse_handshake(worker, &tenant, &e),
     };
-    // The verifier has compared trust domains. Its result is checked again, because an error here
-    // would admit one tenant's client to another tenant.
+    // Checked again after the verifier, whose error would admit one tenant's client to another.
     if !is_trusted_peer(&tenant, &peer) {
         return worker.counts.refused_connection("foreign_tenant");
     }
@@ -510,6 +510,7 @@ async fn tunnel(
         Some(tenant) if tenant.closed => Err(EstablishRefusal::TenantClosed),
         Some(tenant) => open_session(worker, tenant, scope, (&incoming, client), drain),
     };
+    // As above: a tunnel may last as long as its connection.
     drop(snapshot);
     let (session, resolved) = match welcomed {
         Ok(welcomed) => welcomed,

@@ -177,6 +177,7 @@ pub(crate) fn http2(
     }
     let body = body_of(fault);
     for (name, value) in fields(fault) {
+        // Fields were checked when they were read; one that is no valid header is left out.
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
         {

@@ -344,6 +344,7 @@ fn decide<R: RoutableRequest>(
                 RouteOutcome::Nowhere => return Err(ProxyError::NoRoute),
             }
         }
+        // Without rules for the port, requests go to the service's own endpoints.
         _ => (port.slot, FilterChain::default()),
     };
     let is_preflight = matched.as_ref().is_some_and(|it| it.preflight().is_some());

@@ -86,6 +86,7 @@ impl PolicyDenial {
                     true,
                 )
             }
+            // No ALLOW policy matched. The other decisions do not get here: they deny nothing.
             _ => (
                 String::new(),
                 "rbac_access_denied_matched_policy[none]".into(),
@@ -523,6 +524,8 @@ mod tests {
     /// responsible side.
     type ErrorCase = (ProxyError, RetrySafety, u16, &'static str, ErrorSide);
 
+    /// 503 says that the request was not sent, 502 that the exchange failed after it was, and 504
+    /// that the endpoint was late.
     fn upstream_errors() -> Vec<ErrorCase> {
         vec![
             (

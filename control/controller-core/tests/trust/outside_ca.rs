@@ -106,6 +106,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         .unwrap()
         .cert_chain;
     // The chain is the leaf, the intermediate and the root.
+    // rcgen ends lines with CRLF on Windows, and the controller publishes LF.
     assert_eq!(
         (chain.len(), &published.roots),
         (3, &vec![root_pem.replace("\r\n", "\n")])

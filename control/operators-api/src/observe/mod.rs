@@ -242,6 +242,7 @@ impl ObservationRegistry {
                 // If the order does not fit, the answers that still come find no session.
                 let _ = link.orders.try_send(Ok(ObserveOrder {
                     id: answer.id,
+                    // The data plane does not read the value: that there is one ends the session.
                     order: Some(Order::End(true)),
                 }));
                 SessionEvent::session_end(

@@ -121,6 +121,7 @@ pub(super) fn movers(
             .filter(|member| member.is_owner())
             .count()
     };
+    // The 1 is the present head: it stays in the chain as an owner, behind the next head.
     rich.retain(|bucket| owners(*bucket) + 1 < CHAIN_LENGTH_MAX);
     // The multiplication spreads the choice over the buckets, so that one replica's buckets are not
     // all adjacent. The factor is 2^64 divided by the golden ratio (Fibonacci hashing).

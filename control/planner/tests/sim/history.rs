@@ -265,6 +265,8 @@ impl Recorder {
                 }
                 (ConnectionPhase::Answered, _) => ConnectionPhase::Established,
                 (ConnectionPhase::Closing, PacketKind::Last) => ConnectionPhase::Closed,
+                // Other packets, and those of a closed session, change nothing about the
+                // connection.
                 (phase, _) => phase,
             };
         }
@@ -359,7 +361,9 @@ impl Recorder {
                     PacketFate::Found,
                     "the end of connection {at}"
                 ),
+                // The edge may reset this packet; `packet` checks what must not happen to it.
                 ConnectionPhase::Closed => _ = self.packet(at, PacketKind::Data),
+                // These connections are live; the packet below checks them.
                 _ => {}
             }
             if self.connections[at].phase != ConnectionPhase::Closed {

@@ -18,6 +18,7 @@ use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{Binding, SERVICE_ID_SPACE, ServiceIdTable};
 use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
 
+/// Number of tables in a file: all that [`prepare`] opens, [`COUNTERS`] included.
 const TABLES: usize = 14;
 const SCHEMA: u64 = 1;
 /// Name of the file while it is created. A controller that was killed meanwhile leaves such a file;
@@ -128,6 +129,7 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
     if read.list_tables()?.count() == TABLES && is_named(&read)? {
         return Ok(());
     }
+    // An open read transaction would keep the pages that the write replaces from being reused.
     drop(read);
     let mut tx = database.begin_write()?;
     tx.set_quick_repair(true);

@@ -12,6 +12,7 @@ use canal_ca::{
 use canal_model::ids::TrustDomain;
 
 /// Maximum bytes of one file of a trust domain's folder.
+/// The largest file is `crl.pem`: a list of 10,000 revoked certificates has about half of this.
 pub const CA_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of trust domains in the folder.
 pub const CA_DOMAINS_MAX: usize = 10_000;
@@ -307,10 +308,12 @@ mod tests {
             ),
         ];
         for (what, files, want) in cases {
+            // The files of earlier cases stay in the folder.
             for (name, text) in files {
                 std::fs::write(folder.join(name), text).unwrap();
             }
             let domain: TrustDomain = "a.example".parse().unwrap();
+            // No domain has an external CA, so each folder needs the key of its CA.
             assert_eq!(
                 folders.scan(|_| false, 1_800_000_000),
                 [FolderChange::Broken(domain.clone(), want)],

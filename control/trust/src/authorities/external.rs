@@ -29,6 +29,7 @@ const ATTEMPTS: u32 = 3;
 /// Delay before the second attempt; it is doubled before the third.
 const BACKOFF: Duration = Duration::from_millis(200);
 /// Maximum bytes of a response.
+/// A chain of some certificates has a few KiB for each.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 
 /// Address of an external CA, as a flag states it: `TRUST_DOMAIN=URL`.

@@ -83,6 +83,7 @@ impl TrustAuthorities {
         }
         let waiting = match phase {
             RotationPhase::Announced => subscribers_without_root(context, name, &domain),
+            // Only `Switched` is left.
             _ => self.leaves_left(name, &domain, now),
         };
         // The waiting time begins again whenever something blocks the rotation.

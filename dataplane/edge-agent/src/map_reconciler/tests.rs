@@ -191,6 +191,7 @@ fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
             .map(|name| (ResourceKind::Node, format!("alpha/{name}")))
             .collect::<Vec<_>>()
     };
+    // `ROOM` has place for two prefixes, and each node needs one.
     assert_eq!(
         name(k.set_input(shared_resources(&[tenant(), node(1), node(2), node(3)]))),
         nodes(&["n3"])

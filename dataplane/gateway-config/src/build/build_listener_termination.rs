@@ -241,6 +241,7 @@ impl SnapshotBuilder {
         let terms = TerminationTerms {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
+            // A listener's clients are validated by `clients` below, with the Gateway's own CAs.
             clients: ClientCertificates::None,
             // What is inside a relayed connection is not known.
             alpn: match listener.relay {

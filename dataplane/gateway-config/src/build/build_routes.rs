@@ -149,6 +149,7 @@ impl SnapshotBuilder {
                     services.insert(gateway.key.clone());
                     gateways.insert(&gateway.key, Arc::new(gateway.clone()));
                 }
+                // Other resources change no rules.
                 _ => {}
             }
         }

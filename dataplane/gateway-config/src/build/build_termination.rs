@@ -52,6 +52,8 @@ fn names(hostname: &str, key: &ServiceKey) -> Vec<String> {
 }
 
 impl TerminationInputs {
+    /// Returns `None` while a part is missing that the terminator needs; until then, TLS is
+    /// refused.
     fn terminator(
         &self,
         keyring: &ClientIdentityFactory,

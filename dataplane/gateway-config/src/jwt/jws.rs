@@ -16,6 +16,7 @@ use super::keys::{JwkKey, JwsAlgorithm, KeySet, SignatureCheck};
 /// Largest accepted token, in bytes.
 pub(crate) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// Permitted difference between clocks, seconds.
+/// As Envoy's default of `clock_skew_seconds`.
 pub(crate) const LEEWAY: u64 = 60;
 /// Claims that are lists in one string, separated by spaces (RFC 8693 §4.2, Istio).
 const SPACED: [&str; 2] = ["scope", "permission"];

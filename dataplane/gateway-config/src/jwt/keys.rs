@@ -238,6 +238,7 @@ impl JwkKey {
             ("OKP", Some("Ed25519")) => {
                 Material::Ed25519(bytes(json.x.as_ref()).filter(|x| x.len() == 32)?)
             }
+            // Keys of other types fit none of the supported algorithms.
             _ => return None,
         };
         Some(Self {

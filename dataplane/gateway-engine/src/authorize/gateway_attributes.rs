@@ -142,6 +142,7 @@ impl<'a> GatewayAttributes<'a> {
                 .and_then(|t| t.principal.as_deref())
                 .map(str::as_bytes),
             Attribute::RequestPresenter => token.and_then(Token::presenter).map(str::as_bytes),
+            // Attributes with several values follow below; those of the connection do not get here.
             _ => None,
         };
         match (one, attribute, token) {
@@ -161,6 +162,7 @@ impl<'a> GatewayAttributes<'a> {
             (None, Attribute::RequestClaim(path), Some(token)) => {
                 token.visit_claim(path, &mut text)
             }
+            // A removed header has no value, and without a token there is no audience or claim.
             _ => {}
         }
     }
@@ -235,6 +237,7 @@ impl Attributes for GatewayAttributes<'_> {
                 return always_known(each(value));
             }
             Attribute::ServerName => self.principal.server_name.as_deref().map_or((), text),
+            // All others are attributes of a request, which a relayed connection does not have.
             _ => match self.subject {
                 None => return AttributeVisibility::Unknown,
                 Some(subject) => Self::of_request(subject, attribute, each),

@@ -245,6 +245,7 @@ async fn terminate_tls(
         tracing::debug!(error = %e, "gateway: a TLS handshake with a client without a node proxy failed, the connection is closed");
         super::tls_reason(&e)
     })?;
+    // The permit bounds handshakes in progress; the next one may begin now.
     drop(handshake);
     permit.end_handshake(terminated.peer.is_some());
     if !view.is_named(terminated.server_name.as_deref()) {

@@ -439,6 +439,7 @@ impl<'a> Exchange<'a> {
                 });
             }
             Poll::Ready(Err(fault)) => return self.fail(fault),
+            // The response need not wait for the upload: an endpoint may respond early.
             _ => {}
         }
         // This comes before the head: while the head is awaited, `poll` returns from there; and a
@@ -755,6 +756,7 @@ impl<'a> Exchange<'a> {
                     recv,
                     account: upstream.permit.connection().account(),
                 },
+                // The check above has returned already.
                 None => return Poll::Ready(Ok(())),
             },
         };

@@ -134,6 +134,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let view = view.filter(|view| is_of_tenant(view, account));
         let view = view.ok_or("no_service")?;
         let tenant = snapshot.tenant(account.tenant.as_str());
+        // The number does not matter without a tenant: the copy is outdated then.
         let policy_version = tenant.map_or(0, |tenant| tenant.policy_version);
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
@@ -155,8 +156,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
             .map_or_else(Default::default, |changes| changes.into_owned());
-        // A rewritten host comes first, because the mirror's suffix belongs to the host that is
-        // forwarded.
+        // The mirror's suffix belongs to the host that is forwarded, so a rewritten one comes first.
         let shadow = match changes.host.as_deref() {
             Some(rewritten) => mirror.host(rewritten),
             None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),

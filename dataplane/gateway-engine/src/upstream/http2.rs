@@ -61,6 +61,7 @@ async fn open(
     impl Drop for AbandonGuard<'_> {
         fn drop(&mut self) {
             if self.1 {
+                // Nothing was sent, so this error lets the waiting requests retry.
                 self.0.close(Some(ProxyError::UpstreamRefused));
             }
         }

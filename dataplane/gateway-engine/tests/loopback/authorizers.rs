@@ -134,6 +134,7 @@ pub(crate) async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
             let trailers: HeaderMap = [("grpc-status".parse().unwrap(), status.parse().unwrap())]
                 .into_iter()
                 .collect();
+            // The gateway may have reset the stream meanwhile.
             let _ = send.send_trailers(trailers);
         }
     })

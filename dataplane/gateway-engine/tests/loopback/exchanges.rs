@@ -68,6 +68,7 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
             // The first request opens the connection, so no close precedes it.
             let is_after = n % 2 == 0 && n > 0;
             if is_after {
+                // These reports are of earlier closes.
                 while closed.try_recv().is_ok() {}
                 if is_open {
                     // The close may have been reported before this.

@@ -245,6 +245,7 @@ impl FakeNode {
         let seen = Rc::new(std::cell::RefCell::new(Vec::new()));
         let recorded = seen.clone();
         tokio::task::spawn_local(async move {
+            // The trigger is held, because its drop forces the drain.
             let (_trigger, drain) = drain::tree();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();

@@ -242,7 +242,7 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
             );
         }
     }
-    // Six requests of two clients reached it.
+    // Three requests of two clients reached it.
     assert_eq!(two.connections(), 1, "streams share a connection");
 }
 

@@ -52,6 +52,7 @@ pub(crate) fn hello(name: &str) -> Vec<u8> {
     sent
 }
 
+/// Returns a listener whose only route is `route`; one with an empty route is closed.
 fn listener(name: &str, port: u16, host: Option<HostMatch>, route: &str) -> IngressListener {
     IngressListener {
         name: name.to_owned(),

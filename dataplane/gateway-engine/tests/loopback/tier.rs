@@ -95,6 +95,7 @@ impl TierNetns {
             // The replica marks a connection to an endpoint with the tenant's VNI; the mark
             // selects the table, because both tenants use the same pod address.
             let vni = n + 1;
+            // Each VNI has a routing table of its own; 101 and 102 are in no other use.
             replica.ip(&format!("rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!("-6 rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!(
@@ -506,6 +507,8 @@ fn remote_addresses_are_those_before_trusted_proxies() {
         let office = "203.0.113.9";
         // The client claims to be in the office, and its proxy appends its true address.
         let forged = "203.0.113.9, 198.51.100.4";
+        // With n trusted proxies the n-th value from the end counts. Without one the address is
+        // unknown, so the policy allows nothing.
         for (proxies, values, want) in [
             (0, &[office][..], 403),
             (1, &[office], 200),
@@ -746,6 +749,7 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
     let registry = Registry::new();
     let counters = HboneCounters::new(&registry, &registry.shard());
     tokio::task::spawn_local(async move {
+        // The trigger is held, because its drop forces the drain.
         let (_trigger, drain) = drain::tree();
         while let Ok((stream, _)) = listener.accept().await {
             let (server, counters, drain, inside) = (
