@@ -153,6 +153,7 @@ impl StateOwner {
     /// if no other address of the controller led to the known one.
     pub(super) fn compare_store(&mut self, store: StoreId) -> StoreMatch {
         let known = self.with_state(|state| state.store);
+        // Without a known store there is nothing that another one could contradict.
         if known.is_none_or(|known| known == store) {
             self.is_own_store = true;
             self.attempts_without_store = 0;

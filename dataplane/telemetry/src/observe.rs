@@ -220,6 +220,7 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
         .map(Into::into)
         .collect();
     // The first message announces what this process can show.
+    // The receiver is `outbound` above, so this cannot fail.
     if answers
         .send(ObserveAnswer {
             subjects,
@@ -243,6 +244,8 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
         sessions.retain(|_, session: &mut ObservationHandle| !session.task.is_finished());
         match order {
             Some(Order::Begin(begin)) => {
+                // An ID that is used again ends its old observation: dropping the handle aborts the
+                // task.
                 sessions.insert(id, start(observer, id, begin, &answers));
             }
             Some(Order::Credit(more)) => {

@@ -217,6 +217,7 @@ fn served(
                 return "421".to_owned();
             }
         }
+        // TLS came to a port without it, or plaintext to a port with it.
         _ => return "reset".to_owned(),
     }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);

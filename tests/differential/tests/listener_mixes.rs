@@ -263,6 +263,7 @@ fn check_name(
     name: &str,
 ) -> Result<(), TestCaseError> {
     let Some(owner) = owner(gateway, port, name) else {
+        // A name of no listener is the subject of `ingress.rs`.
         return Ok(());
     };
     let view = service.port(port);
@@ -355,6 +356,7 @@ fn every_open_listener_of_any_mix_is_served() {
         .replace("tls.crt", "ca.crt");
     let certificates = format!(
         "{certificate}{}---\n",
+        // A ConfigMap of client CAs has no private key.
         clients.split("  tls.key").next().unwrap()
     );
     let config = ProptestConfig {
@@ -393,6 +395,7 @@ fn every_open_listener_of_any_mix_is_served() {
     }
     // Otherwise little would have been checked.
     assert!(
+        // A twentieth of the fewest cases.
         open.iter().all(|count| *count > 20),
         "open listeners: {open:?}"
     );

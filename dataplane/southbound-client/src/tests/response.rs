@@ -107,6 +107,7 @@ fn response_cases() -> Vec<ResponseCase> {
         ),
         (
             "empty",
+            // No bytes are a valid message of protobuf, whose fields are all empty.
             edit(|r| r.resources[1].resource.as_mut().unwrap().value.clear()),
             "bad_resource",
             "gamma",

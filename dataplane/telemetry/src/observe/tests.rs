@@ -145,6 +145,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     let line = Bytes::from([vec![b'x'; 9_999], vec![b'\n']].concat());
     // 400 lines of 10 kB are more than the window and the queue hold.
     let sent = (0..400).filter(|_| sender.send(line.clone())).count();
+    // Nothing reads in the loop above, and a queue of 1 MiB holds about 100 of the lines.
     assert!(sent < 200, "the queue is bounded");
     let (mut unread, mut lines, mut dropped) = (0, 0, 0);
     while let Some(answer) = stand.answer().await {
