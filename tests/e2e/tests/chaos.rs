@@ -182,6 +182,8 @@ fn inject(mesh: &Mesh, event: ChaosEvent, round: u64) {
                 .add_gateway(&guest, "az1", BACKENDS[n])
                 .unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
+            // Twice a round (some nine seconds), so that the load's sessions end before the time is
+            // over.
             // The guest ends its sessions first, so that its removal is a planned change.
             mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"])
                 .expect_success();

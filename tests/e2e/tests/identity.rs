@@ -392,6 +392,7 @@ fn the_revoked_are_out() {
 #[test]
 fn the_revoked_are_out_at_once() {
     /// Time from the first session to the order.
+    /// All sessions are open by then, so that the order meets open ones.
     const BEFORE: Duration = Duration::from_secs(3);
     let sessions = |pod: &str, count: &str, lasts: Duration| {
         let lasts = lasts.as_secs_f64().to_string();

@@ -702,6 +702,7 @@ fn a_grey_failure_gets_no_new_session() {
     };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
         // The watch covers the failure, and the time in which the replica must return.
+        // 7 s are the second before the failure, `BACK_WITHIN`, and one second more.
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
         // Some sessions are answered first, so that lost ones are those of the failure.
         std::thread::sleep(Duration::from_secs(1));
