@@ -30,6 +30,7 @@ const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of consecutive streams that the controller ends for a full limit, before a stream lists
 /// nothing as held.
+/// At a first one, other data planes may fill the limit, and listing nothing costs a whole state.
 const EXHAUSTED_STREAMS_MAX: usize = 2;
 
 /// Result of the comparison with the store that a controller announces.

@@ -34,6 +34,7 @@ pub use session::LINE_BYTES_PER_SECOND;
 pub use whole::{WHOLE_ANSWER_BYTES_MAX, WHOLE_ANSWERS_MAX};
 
 /// Answers of all observations that wait for the connection.
+/// At [`OBSERVE_DATA_BYTES_MAX`](canal_wire::OBSERVE_DATA_BYTES_MAX) each they take 1 MiB.
 const ANSWERS_MAX: usize = 32;
 /// Time after which a stream that ended is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -360,6 +360,7 @@ fn every_open_listener_of_any_mix_is_served() {
         clients.split("  tls.key").next().unwrap()
     );
     let config = ProptestConfig {
+        // Fewer in debug builds, which are slower.
         cases: if cfg!(debug_assertions) { 400 } else { 4_000 },
         ..ProptestConfig::default()
     };

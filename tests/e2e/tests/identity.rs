@@ -21,6 +21,7 @@ const BETA_CLIENT: &str = "beta/default/client-0";
 /// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// A root is replaced within this time.
+/// With the 3 s before the order it fits into the load of the timing tier, which lasts 45 s.
 const REPLACED_WITHIN: Duration = Duration::from_secs(38);
 /// All certificates are renewed within this time: half of their life, and the checks for it.
 const RENEWED_WITHIN: Duration = Duration::from_secs(100);

@@ -67,6 +67,7 @@ const RECOVERED_WITHIN: Duration = Duration::from_secs(1);
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
 /// those sent while all of them are away.
+/// 25 are sent per second, for up to four seconds.
 const TWIN_LOSSES_MAX: u64 = 100;
 /// Clients of that service get responses again within this time.
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);

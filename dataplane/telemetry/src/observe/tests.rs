@@ -204,6 +204,7 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
         .counters(MetricFamily::new("canal_other_total", "O.", &["reason"]))
         .shared(&["x"])
         .inc();
+    // A tenant gets the series with its own label, so none that has no label `tenant`.
     for (id, subject, tenant, has, lacks) in [
         (
             1,
