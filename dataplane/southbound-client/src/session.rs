@@ -172,7 +172,7 @@ async fn receive(
         };
         match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
         {
-            // Only a stream's first response must name the store; `None` is a later one.
+            // Later responses of a stream need not name the store, and some controllers name none.
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
                 return StreamEndReason {

@@ -208,7 +208,7 @@ mod tests {
             (
                 Filter {
                     service: some("bookinfo/reviews"),
-                    // A path is a prefix; a service and a status are compared whole.
+                    // A path is a prefix; the other fields are compared whole.
                     path: some("/a"),
                     ..Filter::default()
                 },

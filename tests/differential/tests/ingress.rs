@@ -223,6 +223,7 @@ fn served(
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
     let request = IngressRequest { method, host, path };
+    // Each rule has one backend, so the random number 0 decides nothing.
     match routes.decide(port, &request, 0) {
         (RouteOutcome::Target(_) | RouteOutcome::Answer, Some(found)) => found.rule.key.to_string(),
         (RouteOutcome::Nowhere, _) => "404".to_owned(),

@@ -302,6 +302,7 @@ fn check_name(
         host: name,
         path: "/",
     };
+    // Whether a rule matches does not depend on the random number, here 0.
     let (outcome, _) = routes.decide(port, &request, 0);
     let is_routed = outcome != RouteOutcome::Nowhere;
     let expected = is_open && has_route(owner, name);

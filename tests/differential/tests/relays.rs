@@ -119,6 +119,7 @@ fn served(
         host,
         path: "/",
     };
+    // Each rule has one backend, so the random number 0 decides nothing.
     match routes.decide(port, &connection, 0) {
         (RouteOutcome::Target(_), Some(found)) => format!("{how} {}", found.rule.key),
         (RouteOutcome::Nowhere, _) => match how {

@@ -64,6 +64,7 @@ impl Stand {
             Subject::ConfigDump,
             Subject::Metrics,
         ];
+        // The first message belongs to no observation, so it has no ID.
         assert!(hello.id == 0 && hello.subjects().eq(all), "{hello:?}");
         Self {
             observation,
