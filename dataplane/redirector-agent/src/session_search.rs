@@ -79,6 +79,7 @@ impl SessionSearches {
     ) {
         loop {
             let Some((due, id, client)) = self.next() else {
+                // `notify_one` stores a notice that came since `next`, so none is lost.
                 self.changed.notified().await;
                 continue;
             };

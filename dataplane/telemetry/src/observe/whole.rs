@@ -41,6 +41,7 @@ pub(super) async fn send(
     let permit = observer.whole.take_revocable(&holder, 1).map_err(busy)?;
     let maker = observer.clone();
     // Rendering takes long enough to delay other tasks of this runtime.
+    // It cannot be cancelled, so a revocation meanwhile takes effect below.
     let made = tokio::task::spawn_blocking(move || match subject {
         Subject::ConfigDump => dump(&maker, tenant.as_ref()),
         // The caller sends only these two kinds here.

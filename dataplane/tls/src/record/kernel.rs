@@ -449,6 +449,7 @@ impl<IO: Transport> KernelStream<IO> {
         let (got, kind) = match received {
             Poll::Ready(Ok(received)) => received,
             other => {
+                // An idle connection holds no buffer while it waits.
                 self.plaintext = Vec::new();
                 return other.map(|done| {
                     done.map(drop)

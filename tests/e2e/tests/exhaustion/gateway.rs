@@ -110,6 +110,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         4 << 20,
     ));
     cases.push(ExhaustionCase::new(
+        // The minimum is half of the connections, as in `open_connections`.
         "tunnels that are opened and reset",
         10,
         |setup, lasts| {
