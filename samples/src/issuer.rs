@@ -227,6 +227,7 @@ impl SampleIssuer {
         let algorithm = match forge {
             Some("none") => "none",
             Some("hmac") => "HS256",
+            // `bits` is applied to a valid signature below; other words forge nothing.
             _ => key.algorithm(),
         };
         let head = json!({ "alg": algorithm, "typ": "JWT", "kid": kid });

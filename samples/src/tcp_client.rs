@@ -88,6 +88,7 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
             let sent = send(&mut writer, args.size).await?;
             // 4096 bytes are more than the server's report or banner.
             let (checker, end, text) = receive(&mut reader, 4096).await?;
+            // Text that is no JSON gives a null, which is not right below.
             let report: Value = serde_json::from_slice(&text).unwrap_or_default();
             let right = report["length"].as_u64() == Some(args.size)
                 && report["as_pattern"] == true

@@ -179,6 +179,7 @@ async fn tls_is_checked_and_reported() {
             let Ok(mut stream) = acceptor.accept(tcp).await else {
                 continue;
             };
+            // An error of the server shows in the client's report, which is checked.
             let _ = stream.read(&mut [0; 1024]).await;
             let _ = stream
                 .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")

@@ -239,6 +239,7 @@ impl FakeController {
             .add_service(ObservationServer::new(FakeObserver(observed)))
             .add_service(FleetServer::new(reports.clone()));
         let server = tokio::spawn(async move {
+            // An error of the server shows as a failed connection of the test's client.
             let _ = routes
                 .serve_with_incoming(TcpListenerStream::new(listener))
                 .await;

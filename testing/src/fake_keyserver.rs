@@ -196,6 +196,7 @@ impl Inner {
             (FakeBehavior::Refusing(name), true) => {
                 return refuse(name, "the test configured it", id, out);
             }
+            // Everything else is answered as the real server does it.
             _ => {}
         }
         match request {
@@ -383,6 +384,7 @@ fn step(handshakes: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out
         h.connection.write_tls(&mut send).expect("memory");
     }
     if let Err(e) = taken {
+        // The alert first: a refusal ends the handshake, and the peer would never learn the reason.
         encode_response(&KeyResponse::Send { bytes: &send }, id, out);
         encode_response(
             &KeyResponse::Refused {

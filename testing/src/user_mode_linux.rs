@@ -26,6 +26,7 @@ pub const CIPHER: [&str; 4] = [
     "crypto/ctr",
     "crypto/gcm",
 ];
+/// Time after which a kernel that still runs is killed. It only ends a hang.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Finds the kernel and the folder of its modules.
@@ -119,6 +120,7 @@ pub fn run(case: &str) -> String {
         }
     };
     // Its processes are also processes of the host.
+    // After an orderly end the group has no process left, and the call fails.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let _ = child.wait();
     let said = String::from_utf8_lossy(&fs::read(&console).unwrap()).replace('\r', "");

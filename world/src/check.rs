@@ -486,6 +486,7 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
                 format!("key server {name:?} has `tlsDir` and no `tenant`"),
                 "add `tenant: …`, or remove it: the provider's key server has only keys that it creates",
             ),
+            // A tenant's own server, or one of the provider's without files: both are right.
             _ => {}
         }
     }

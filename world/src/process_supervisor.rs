@@ -335,6 +335,7 @@ impl ProcessSupervisor {
         match self.spawn() {
             Ok((child, pidfd)) => {
                 // A pod is probed from its node, so that the capture in the pod is not involved.
+                // Without that namespace the probes still run, from the host's own.
                 if let Err(error) = sys::move_thread_into(&self.environment.probe_netns) {
                     self.note(&format!("the readiness probe from inside failed: {error}"));
                 }

@@ -278,6 +278,7 @@ fn component(
         | UnderlayHostKind::Host => 1,
     };
     let receive_cores = match kind {
+        // 0 leaves receive packet steering off, as it is on a host by default.
         UnderlayHostKind::Gateway => fields.parsed("receiveCores", COUNT, findings).unwrap_or(0),
         UnderlayHostKind::Controller
         | UnderlayHostKind::Edge

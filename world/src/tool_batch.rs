@@ -809,6 +809,7 @@ fn gateway_refusals(plan: &WorldPlan, replica: usize) -> Vec<String> {
     let rules = [
         "iifname != \"vx*\" accept",
         // For IPv4, rp_filter checks the sources; IPv6 has no such setting.
+        // Only SYNs are looked up, because a forged packet of no connection opens nothing.
         "meta nfproto ipv6 tcp flags & (syn | ack) == syn fib saddr . iif oif missing counter name refused_foreign drop",
         "iifname . ip daddr @own4 accept",
         "iifname . ip6 daddr @own6 accept",

@@ -724,6 +724,7 @@ fn check_programs(topology: &Topology, paths: &WorldPaths, bin_dirs: &[PathBuf])
         .map(|pod| (pod.process.command.clone(), pod.process.spot));
     let mut problems: Vec<TopologyProblem> = Vec::new();
     for (argv, spot) in jobs.chain(pods) {
+        // The topology's reader has reported an empty command already.
         let Some(program) = argv.first() else {
             continue;
         };
@@ -872,6 +873,7 @@ fn start(
     let mut reader = BufReader::new(tie);
     match read_line::<StartupReport>(&mut reader) {
         Ok(Some(StartupReport::Up)) => {
+            // The supervisor of a persistent world does not watch the pipe, which closes here.
             let owned = ephemeral.then(|| (child, reader.into_inner()));
             Ok(World {
                 paths: paths.clone(),

@@ -764,6 +764,7 @@ fn a_link_can_be_narrow() {
     }
     for (host, far, device, mtu) in [
         ("gw-1b", "router-az1", "h4", 1500),
+        // 1280 is the smallest MTU of IPv6 (RFC 8200 §5).
         ("free-0", "b-free1", "p2", 1280),
     ] {
         world.set_mtu(host, mtu).expect("a link");

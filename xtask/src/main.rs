@@ -88,6 +88,7 @@ fn main() -> ExitCode {
                 words.join(" "),
                 soak::list()
             );
+            // 1 and 3 have a meaning: a check that failed, and a machine that was too busy.
             return ExitCode::from(2);
         }
     };

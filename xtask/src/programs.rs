@@ -320,6 +320,7 @@ mod tests {
             "/x --test-threads=1 --nocapture --exact fleet::b"
         );
         assert_eq!(
+            // The tests of a library have the crate's name, and those of its program a word more.
             all(&suite("canal_controller_core", true), false),
             [row("canal-controller-core", 3, "/x --show-output")]
         );

@@ -386,6 +386,7 @@ impl SuiteRun<'_> {
             &timings::take(&self.tree.root),
             &programs::packages(&self.tree)?,
         );
+        // A build is no test, so it counts as none.
         self.report.add("build", BUILD, took, Count::default());
         // The build compiles with clippy, so its findings are those of the lint.
         if self.selection.has("lint") {

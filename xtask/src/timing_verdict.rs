@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 
 /// Factor by which a single time may exceed its bound, if the median is within the bound.
+/// docs/testing.md states it.
 const OUTLIER_FACTOR: f64 = 3.0;
 /// Number of tries per failed one: of five tries, one may fail.
+/// docs/testing.md states it.
 const TRIES_PER_NO: usize = 5;
 /// Maximum number of void tries of a test. With more, the test is undecided on this machine.
 pub(crate) const VOID_MAX: usize = 5;

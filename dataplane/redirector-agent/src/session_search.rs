@@ -21,6 +21,7 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// tenth of a core, at most.
 const RETRY_REST_FACTOR: u32 = 9;
 /// Minimum wait before a failed search is repeated, for searches that fail at once.
+/// It limits an open query to two searches per second.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
 
 /// The operators' open queries, with the results of the searches.
@@ -78,6 +79,7 @@ impl SessionSearches {
     ) {
         loop {
             let Some((due, id, client)) = self.next() else {
+                // `notify_one` stores a notice that came since `next`, so none is lost.
                 self.changed.notified().await;
                 continue;
             };

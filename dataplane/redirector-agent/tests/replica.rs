@@ -304,6 +304,7 @@ fn maps_follow_states_and_outlive_the_process() {
             )
             .unwrap()
         };
+        // Attaching again opens the same pinned maps, so this reads what the kernel has.
         let tables_in_maps = || {
             let mut programs =
                 TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
@@ -484,6 +485,7 @@ fn sessions_are_found_where_the_kernel_shows_them() {
 const CORES: usize = 2;
 /// Number of sessions; each sends [`PACKETS`] packets.
 const SESSIONS: u32 = 1000;
+/// Each session keeps its tunnel, so more packets do not make the shares more equal.
 const PACKETS: usize = 5;
 
 /// The other end of a replica's link: an edge with the tunnel end 250.1.0.200.

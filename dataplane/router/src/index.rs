@@ -28,6 +28,7 @@ const NOTHING: u32 = u32::MAX;
 pub(crate) const RANKS_MAX: usize = SEVERAL as usize;
 
 /// Segments up to this length are stored in their entry, longer ones in `long_texts`.
+/// With this length an entry has 48 bytes (`LOAD`).
 const INLINE_BYTES: usize = 24;
 /// Load factor: three entries per five positions. Linear probing stays short, and an entry of 48
 /// bytes costs 80 bytes.

@@ -83,6 +83,7 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
     if path == b"*" {
         return Ok(None);
     }
+    // Joined to some base, a relative path could become any other.
     if path.first() != Some(&b'/') {
         return decide(AmbiguousPath::Relative).map(|()| None);
     }
@@ -256,6 +257,7 @@ mod tests {
             ("/a/%2e/b", Ok(Some("/a/b"))),
             ("/a%3fb", Ok(Some("/a%3Fb"))),
             ("/a%c3%a9", Ok(Some("/a%C3%A9"))),
+            // Escapes are decoded once: `%25` is a percent sign, and `61` behind it is plain text.
             ("/%2561", Ok(None)),
             ("/%252e%252e/a", Ok(None)),
             ("/a%2fb", Err(AmbiguousPath::Separator)),
@@ -279,6 +281,7 @@ mod tests {
             ("/public/.;/admin", Err(AmbiguousPath::DotParameter)),
             ("/public/;/admin", Err(AmbiguousPath::DotParameter)),
             ("/public/;x", Err(AmbiguousPath::DotParameter)),
+            // Three dots are a name like any other, so a parameter behind it is no dot segment.
             ("/a/...;x/b;", Ok(None)),
             ("/a..;x", Ok(None)),
             ("a/b", Err(AmbiguousPath::Relative)),

@@ -47,6 +47,8 @@ impl<'l> AutomatonBudget<'l> {
         pattern: &str,
     ) -> Result<ValidatedPattern, BrokenMatchKind> {
         let (limits, field) = (self.limits, field.to_owned());
+        // Only refusals by size are counted below: they compile an automaton. This one and a syntax
+        // fault end before that.
         if pattern.len() > limits.regex_text_bytes_max {
             return Err(BrokenMatchKind::RegexTooLong {
                 field,
@@ -69,6 +71,7 @@ impl<'l> AutomatonBudget<'l> {
         let anchored = format!(r"\A(?:{pattern})\z");
         let hir = syntax::parse_with(&anchored, &syntax_of(unicode))
             .map_err(|error| syntax_fault(reason_of(&error)))?;
+        // A match is all that routing needs, and paths and header values need not be UTF-8.
         let config = thompson::Config::new()
             .which_captures(WhichCaptures::None)
             .utf8(false)

@@ -159,6 +159,8 @@ fn element_prefixes() {
             ("/x/y", "x/y"),
             ("/x/y/z", "x/y"),
             ("/x/yz", "x"),
+            // Only one final slash is ignored, so the prefix `/q//` has the elements `q` and an
+            // empty one.
             ("/q", ""),
             ("/q/", "q//"),
             ("/q//", "q//"),
@@ -192,6 +194,7 @@ fn string_prefixes() {
             ("q/rs", string("/q/rs")),
         ]),
         &[
+            // The first rule that matches wins, even if a later one has a longer prefix.
             ("/ab", "ab"),
             ("/abc", "ab"),
             ("/ab/c", "ab"),
@@ -405,6 +408,7 @@ fn methods_headers_and_query() {
         &rules,
         &[
             ("POST /", "post"),
+            // Methods are compared with their case (RFC 9110 §9.1).
             ("post /", "rest"),
             ("/ x-a:1", "exact"),
             ("/ X-A:1", "exact"),
@@ -412,12 +416,14 @@ fn methods_headers_and_query() {
             ("/ x-a:23", "prefix"),
             ("/ x-a:343", "regex"),
             ("/ x-a:345", "rest"),
+            // The values of a repeated header are joined with commas (RFC 9110 §5.3).
             ("/ x-a:1 x-a:1", "rest"),
             ("/ x-a:2 x-a:9", "prefix"),
             ("/ x-b:", "present"),
             ("/ x-c:1", "first"),
             ("/ x-c:2", "rest"),
             ("/?q=1&r=aa x-d:y", "both"),
+            // A parameter without `=` has the empty value, and of a repeated one the first counts.
             ("/?q=1&r x-d:y", "both"),
             ("/?q=1&r=b x-d:y", "query"),
             ("/?q=2&q=1&r=a x-d:y", "query"),
@@ -555,6 +561,7 @@ fn faults_break_one_rule_only() {
         "look-around",
     );
     check_fault(
+        // The comment would swallow the anchor that is appended to the pattern.
         vec![path("(?x)/a # open end")],
         &limits,
         &["regex_syntax"],
@@ -580,6 +587,7 @@ fn faults_break_one_rule_only() {
     );
     let large = |n| path(&format!("/(a{{{n}}}){{10}}"));
     check_fault(
+        // A pattern that is refused alone uses nothing of the budget, so the next one fits.
         vec![path("/(x{1000}){1000}"), large(30)],
         &limits,
         &["regex_too_large"],
@@ -621,6 +629,7 @@ fn refused_regexes_are_limited() {
 #[test]
 fn hosts_with_the_same_regexes_share_an_automaton_and_sets_of_them_are_limited() {
     let limits = RouterLimits {
+        // One set of the patterns below fits, and the nine nested sets together do not.
         joined_regexes_bytes_max: 64 * 1024,
         ..RouterLimits::DEFAULT
     };

@@ -17,6 +17,7 @@ use liveness::{Connector, LastActivity};
 /// is detected within 20 s.
 pub const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 /// Time to establish TCP and TLS together.
+/// TCP repeats a lost SYN three times or more within it, so a lost packet is no failure.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// HTTP/2 flow-control windows. They are large because the first full state is tens of MB.
 const STREAM_WINDOW: u32 = 4 << 20;

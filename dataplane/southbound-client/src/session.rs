@@ -172,6 +172,7 @@ async fn receive(
         };
         match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
         {
+            // Later responses of a stream need not name the store, and some controllers name none.
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
                 return StreamEndReason {

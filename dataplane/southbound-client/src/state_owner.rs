@@ -30,6 +30,7 @@ const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of consecutive streams that the controller ends for a full limit, before a stream lists
 /// nothing as held.
+/// At a first one, other data planes may fill the limit, and listing nothing costs a whole state.
 const EXHAUSTED_STREAMS_MAX: usize = 2;
 
 /// Result of the comparison with the store that a controller announces.
@@ -153,6 +154,7 @@ impl StateOwner {
     /// if no other address of the controller led to the known one.
     pub(super) fn compare_store(&mut self, store: StoreId) -> StoreMatch {
         let known = self.with_state(|state| state.store);
+        // Without a known store there is nothing that another one could contradict.
         if known.is_none_or(|known| known == store) {
             self.is_own_store = true;
             self.attempts_without_store = 0;

@@ -34,6 +34,7 @@ pub use session::LINE_BYTES_PER_SECOND;
 pub use whole::{WHOLE_ANSWER_BYTES_MAX, WHOLE_ANSWERS_MAX};
 
 /// Answers of all observations that wait for the connection.
+/// At `OBSERVE_DATA_BYTES_MAX` each they take 1 MiB.
 const ANSWERS_MAX: usize = 32;
 /// Time after which a stream that ended is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -220,6 +221,7 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
         .map(Into::into)
         .collect();
     // The first message announces what this process can show.
+    // The receiver is `outbound` above, so this cannot fail.
     if answers
         .send(ObserveAnswer {
             subjects,
@@ -243,11 +245,14 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
         sessions.retain(|_, session: &mut ObservationHandle| !session.task.is_finished());
         match order {
             Some(Order::Begin(begin)) => {
+                // An ID that is used again ends its old observation: dropping the handle aborts the
+                // task.
                 sessions.insert(id, start(observer, id, begin, &answers));
             }
             Some(Order::Credit(more)) => {
                 // The controller returns the credit of the data that it received. The unused credit
                 // therefore exceeds the window by at most one answer.
+                // With this bound of 512 KiB the conversion does not fail.
                 let more = usize::try_from(more.min(OBSERVE_WINDOW_BYTES * 2)).unwrap_or(0);
                 sessions
                     .get(&id)

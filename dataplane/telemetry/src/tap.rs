@@ -208,6 +208,7 @@ mod tests {
             (
                 Filter {
                     service: some("bookinfo/reviews"),
+                    // A path is a prefix; the other fields are compared whole.
                     path: some("/a"),
                     ..Filter::default()
                 },
@@ -236,6 +237,7 @@ mod tests {
             ),
             (
                 Filter {
+                    // A class is written `5xx`, so one digit matches no status.
                     status: some("5"),
                     ..Filter::default()
                 },

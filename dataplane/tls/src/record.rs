@@ -307,6 +307,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
                 ReceiveState::Open => {}
             }
             let next = this.open_front();
+            // Only once earlier output has left: a peer that asks but never reads must not grow
+            // `out`.
             if this.owes_update && this.out.is_empty() {
                 this.send_owed_key_update()?;
                 // Best effort: bytes that are not sent now go with the next write or flush.

@@ -527,6 +527,7 @@ impl TrustStore {
                     });
                 }
             }
+            // `of_bundles` fails only where `read` above has failed, so no error is lost here.
             if refused.len() == before
                 && let Ok(trust) = TrustSnapshot::of_bundles(list().map(|(_, bundle)| bundle))
             {

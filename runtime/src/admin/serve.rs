@@ -287,6 +287,7 @@ async fn accept_all<L: AdminListener>(
             // The process is out of file descriptors: the next accept would fail at once too.
             Err(error) => {
                 tracing::warn!(%error, "admin port: accepting a connection failed; retrying");
+                // Ten attempts per second cost nothing, and an operator does not notice the wait.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -180,6 +180,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     canal_timing::assert_time(
         "time until readiness is answered beside stalled scrapes",
         start.elapsed(),
+        // Kubernetes gives a readiness probe one second by default (`timeoutSeconds`).
         Duration::from_secs(1),
     );
     // Two scrapes run at the same time, however many are requested; the others are refused at once.
@@ -189,6 +190,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     canal_timing::assert_time(
         "time until a scrape beside stalled ones is refused",
         start.elapsed(),
+        // Less than `WRITE_TIMEOUT`, so the refusal did not wait for a stalled scrape to be closed.
         Duration::from_secs(3),
     );
     assert!(

@@ -230,6 +230,7 @@ impl Ledger {
             else {
                 continue;
             };
+            // Each listed permit exists; one that counted as 0 would only cost a further one.
             let amount = self.permits.get(id).map_or(0, |permit| permit.amount);
             chosen.push(*id);
             missing = missing.saturating_sub(amount);

@@ -88,6 +88,7 @@ fn build_matching(
     match rule.hosts.first() {
         Some(HostMatch::Exact(host)) => matching.host.clone_from(host),
         Some(HostMatch::Suffix(domain)) => matching.host = format!("any{domain}"),
+        // The rule is for any host, so the one of `request` will do.
         None => {}
     }
     // A match without a method holds for any; `request` sets GET.

@@ -217,11 +217,13 @@ fn served(
                 return "421".to_owned();
             }
         }
+        // TLS came to a port without it, or plaintext to a port with it.
         _ => return "reset".to_owned(),
     }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
     let request = IngressRequest { method, host, path };
+    // Each rule has one backend, so the random number 0 decides nothing.
     match routes.decide(port, &request, 0) {
         (RouteOutcome::Target(_) | RouteOutcome::Answer, Some(found)) => found.rule.key.to_string(),
         (RouteOutcome::Nowhere, _) => "404".to_owned(),

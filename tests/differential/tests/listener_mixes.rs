@@ -263,6 +263,7 @@ fn check_name(
     name: &str,
 ) -> Result<(), TestCaseError> {
     let Some(owner) = owner(gateway, port, name) else {
+        // A name of no listener is the subject of `ingress.rs`.
         return Ok(());
     };
     let view = service.port(port);
@@ -301,6 +302,7 @@ fn check_name(
         host: name,
         path: "/",
     };
+    // Whether a rule matches does not depend on the random number, here 0.
     let (outcome, _) = routes.decide(port, &request, 0);
     let is_routed = outcome != RouteOutcome::Nowhere;
     let expected = is_open && has_route(owner, name);
@@ -355,9 +357,11 @@ fn every_open_listener_of_any_mix_is_served() {
         .replace("tls.crt", "ca.crt");
     let certificates = format!(
         "{certificate}{}---\n",
+        // A ConfigMap of client CAs has no private key.
         clients.split("  tls.key").next().unwrap()
     );
     let config = ProptestConfig {
+        // Fewer in debug builds, which are slower.
         cases: if cfg!(debug_assertions) { 400 } else { 4_000 },
         ..ProptestConfig::default()
     };
@@ -393,6 +397,7 @@ fn every_open_listener_of_any_mix_is_served() {
     }
     // Otherwise little would have been checked.
     assert!(
+        // A twentieth of the fewest cases.
         open.iter().all(|count| *count > 20),
         "open listeners: {open:?}"
     );

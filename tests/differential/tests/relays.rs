@@ -17,6 +17,7 @@ use canal_model::program::AppProtocol;
 
 use crate::ingress::{Draw, HOSTS, IngressRequest, NAMES, PARENTS, certificate, keyring};
 
+/// Number of tenants with random objects; fewer in debug builds, which are slower.
 const TENANTS: u64 = if cfg!(debug_assertions) { 500 } else { 5_000 };
 const PORTS: [u16; 3] = [443, 5432, 9090];
 
@@ -118,6 +119,7 @@ fn served(
         host,
         path: "/",
     };
+    // Each rule has one backend, so the random number 0 decides nothing.
     match routes.decide(port, &connection, 0) {
         (RouteOutcome::Target(_), Some(found)) => format!("{how} {}", found.rule.key),
         (RouteOutcome::Nowhere, _) => match how {

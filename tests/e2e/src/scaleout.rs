@@ -256,6 +256,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
         .map(|(client, child)| failed_of(mesh, client, child))
         .sum();
     // A single busy client must profit from new replicas too, however it connects.
+    // 50 requests per second use each connection within a second, also those of moved buckets.
     let alone = [
         (
             "persistent connections",

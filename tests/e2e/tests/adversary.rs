@@ -21,6 +21,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// Minimum percentage of the victim's requests that get a response.
 const GOODPUT_PERCENT_MIN: u64 = 99;
 /// A refusal is visible in metrics within this time.
+/// Agents read their programs' counters every two seconds.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 
 fn mesh() -> &'static Mesh {

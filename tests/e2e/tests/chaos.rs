@@ -182,7 +182,8 @@ fn inject(mesh: &Mesh, event: ChaosEvent, round: u64) {
                 .add_gateway(&guest, "az1", BACKENDS[n])
                 .unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
-            // The guest ends its sessions first, so that its removal is a planned change.
+            // The guest ends its sessions first, so that its removal is a planned change. 20 s are
+            // twice a round (some nine seconds), whose load therefore ends within them.
             mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"])
                 .expect_success();
             world

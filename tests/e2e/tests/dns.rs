@@ -23,6 +23,7 @@ const PARTS2: [&str; 2] = ["10.102.4.", "fd00:102::4000:"];
 const TTL: u32 = 2;
 /// DNS knows a closed AZ within this time: two missed probes, a report, an update.
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
+/// A service that has started, or is back, has its address in DNS within this time.
 const OPEN_WITHIN: Duration = Duration::from_secs(20);
 /// Buckets have stopped moving this long after the world is up.
 const RESTED_WITHIN: Duration = Duration::from_secs(60);

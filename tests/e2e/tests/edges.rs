@@ -240,6 +240,7 @@ fn adding_and_removing_an_edge_breaks_no_session() {
     until(
         deadline(SETTLED_WITHIN),
         "the other edge carries all traffic",
+        // Twice, because one edge carries the share of both.
         || carried(EDGES[0]) > before + 2 * CARRIED_MIN,
     );
     // The order is the reverse at its return: the edge is ready before routers use it.
@@ -336,11 +337,14 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
         let share = packets.iter().sum::<u64>() as f64 / f64::from(CORES);
         println!("{replica}: packets of tunnels by core {packets:?}");
         timed!(
+            // A third of what is sent: a thousand sessions send three times, to two cores.
             share > 500.0,
             "{replica} receives more than 500 packets a core"
         );
         let is_even = packets
             .iter()
+            // The bound of `replica.rs` in the redirector agent: cores have up to a fifth more
+            // tunnels.
             .all(|n| (0.7..=1.3).contains(&(*n as f64 / share)));
         timed!(
             is_even,

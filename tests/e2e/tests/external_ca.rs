@@ -15,6 +15,7 @@ const CLIENT: &str = "alpha/default/client-0";
 /// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The controller has given up its attempts at a CA that is gone within this time.
+/// Its attempts take 9.6 s at most (`ATTEMPT` of canal-trust); this is four times that.
 const REFUSED_WITHIN: Duration = Duration::from_secs(40);
 /// Seconds for which certificates are valid in the timing tier, which waits for renewals.
 const LIFE_SECONDS: u32 = 60;

@@ -21,6 +21,7 @@ const BETA_CLIENT: &str = "beta/default/client-0";
 /// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// A root is replaced within this time.
+/// With the 3 s before the order it fits into the load of the timing tier, which lasts 45 s.
 const REPLACED_WITHIN: Duration = Duration::from_secs(38);
 /// All certificates are renewed within this time: half of their life, and the checks for it.
 const RENEWED_WITHIN: Duration = Duration::from_secs(100);
@@ -392,6 +393,7 @@ fn the_revoked_are_out() {
 #[test]
 fn the_revoked_are_out_at_once() {
     /// Time from the first session to the order.
+    /// All sessions are open by then, so that the order meets open ones.
     const BEFORE: Duration = Duration::from_secs(3);
     let sessions = |pod: &str, count: &str, lasts: Duration| {
         let lasts = lasts.as_secs_f64().to_string();

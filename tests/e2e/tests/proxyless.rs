@@ -555,6 +555,7 @@ fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
 /// while.
 #[test]
 fn a_containers_interface_determines_its_address() {
+    // Any number will do, because each frame must be counted.
     const FRAMES: u64 = 50;
     let mesh = &setup().mesh;
     let other = add_other_container(mesh);

@@ -250,8 +250,8 @@ fn unreachable_destinations_are_refused_by_connect() {
         until(deadline(COUNTED_WITHIN), reason, || {
             counted() >= before + refused.len() as u64
         });
-        // Refusals must not have blocked the destinations that exist.
     }
+    // Refusals must not have blocked the destinations that exist.
     let reached: Vec<&str> = ["10.101.0.50 7000", "fd00:101::50 7002"]
         .into_iter()
         .chain(reached.iter().map(String::as_str))
@@ -379,6 +379,7 @@ fn ftp_works_in_active_mode() {
         );
         std::fs::remove_file(&to).expect("a file");
     }
+    // All transfers were checked, so a server that has ended by itself is no failure.
     let _ = server.kill();
     let _ = server.wait();
 }

@@ -67,6 +67,7 @@ const RECOVERED_WITHIN: Duration = Duration::from_secs(1);
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
 /// those sent while all of them are away.
+/// 25 are sent per second, for up to four seconds.
 const TWIN_LOSSES_MAX: u64 = 100;
 /// Clients of that service get responses again within this time.
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
@@ -702,6 +703,7 @@ fn a_grey_failure_gets_no_new_session() {
     };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
         // The watch covers the failure, and the time in which the replica must return.
+        // 7 s are the second before the failure, `BACK_WITHIN`, and one second more.
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
         // Some sessions are answered first, so that lost ones are those of the failure.
         std::thread::sleep(Duration::from_secs(1));

@@ -337,6 +337,8 @@ fn token_cases() -> Vec<(&'static str, String, u16)> {
         ("an EC key", token("kid=curve", STAFF), 200),
         ("keys of a file", token("kid=first", FILED), 200),
         (
+            // A token that is not valid gets 401; a valid one that no policy admits gets 403, as in
+            // Istio.
             "no claim",
             token("kid=first", r#"{"sub": "me", "aud": "shop"}"#),
             403,

@@ -28,6 +28,7 @@ mod host;
 
 /// Variable that repeats a failed history alone by its seed: `CANAL_HISTORY=SEED`.
 const SEED: &str = "CANAL_HISTORY";
+/// Number of histories: enough for each verdict that the test demands of all together.
 const HISTORIES: u64 = 120;
 /// Number of histories that are recorded ahead of the running one.
 const AHEAD: usize = 16;

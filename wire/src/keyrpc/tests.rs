@@ -435,6 +435,7 @@ fn malformed_responses() -> Vec<FrameCase> {
         (
             "a secret too long",
             // One byte more than the largest secret with its key and IV, TRAFFIC_MAX.
+            // Before it: no bytes, none consumed, the suite 0x1301 and no protocol of ALPN.
             frame_of_kind(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
             FrameError::Oversized("client traffic", 93, 92),
         ),

@@ -254,6 +254,7 @@ impl From<&p::RouteRule> for w::Route {
                     backends: b.iter().map(backend).collect(),
                 };
                 match &r.filters {
+                    // First, because a strict rule may have filters or none.
                     filters if is_strict(r) => Action::StrictSplit(w::StrictSplit {
                         split: Some(split),
                         filters: filters.as_deref().map(w::RouteFilters::from),

@@ -207,6 +207,7 @@ impl ReportLoop {
                 Ok(answer) => answer,
                 Err(failure) => return failure,
             };
+            // Even a response with bad orders shows that the controller is reachable.
             backoff.reset();
             let interval = self
                 .timing

@@ -126,6 +126,7 @@ impl StateOwner {
         let mut earlier = 0;
         match tell {
             ChangeScope::Nothing => {
+                // Nothing is delivered that the caller could refuse, so nothing is ever undone.
                 _ = advance(&mut state, &change, &refused, &self.kinds, watches)
             }
             ChangeScope::Change => refused.extend(deliver_change(
@@ -138,6 +139,7 @@ impl StateOwner {
             )),
             ChangeScope::Whole => {
                 let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
+                // The caller has received nothing before this first whole state.
                 let delivered = ResourceState::default();
                 let all = match deliver_whole(
                     &mut self.apply,

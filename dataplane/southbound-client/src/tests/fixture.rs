@@ -233,6 +233,7 @@ impl SubscriptionFixture {
                 return Err("the caller does not like it".into());
             }
             let names: Vec<_> = update.upserts.iter().map(|r| r.name()).collect();
+            // A resource with this name stands for one that makes a data plane panic.
             assert!(!names.iter().any(|n| n == "panic"), "tripped by {names:?}");
             let counts = (
                 state.count(ResourceKind::Tenant),

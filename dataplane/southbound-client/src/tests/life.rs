@@ -500,6 +500,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     canal_timing::assert_time(
         "time until a drained subscriber has written its state",
         start.elapsed(),
+        // Ten times `WRITE_INTERVAL`, for which a change may wait before it is written.
         ms(2000),
     );
     assert!(

@@ -50,8 +50,8 @@ type ResponseCase = (
     &'static str,
 );
 
+/// Returns cases for a state of generation 5.
 fn response_cases() -> Vec<ResponseCase> {
-    // The state before has generation 5.
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
         let mut r = response(
             6,
@@ -107,6 +107,7 @@ fn response_cases() -> Vec<ResponseCase> {
         ),
         (
             "empty",
+            // No bytes are a valid message of protobuf, whose fields are all empty.
             edit(|r| r.resources[1].resource.as_mut().unwrap().value.clear()),
             "bad_resource",
             "gamma",

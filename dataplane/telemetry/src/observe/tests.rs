@@ -64,6 +64,7 @@ impl Stand {
             Subject::ConfigDump,
             Subject::Metrics,
         ];
+        // The first message belongs to no observation, so it has no ID.
         assert!(hello.id == 0 && hello.subjects().eq(all), "{hello:?}");
         Self {
             observation,
@@ -145,6 +146,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     let line = Bytes::from([vec![b'x'; 9_999], vec![b'\n']].concat());
     // 400 lines of 10 kB are more than the window and the queue hold.
     let sent = (0..400).filter(|_| sender.send(line.clone())).count();
+    // Nothing reads in the loop above, and a queue of 1 MiB holds about 100 of the lines.
     assert!(sent < 200, "the queue is bounded");
     let (mut unread, mut lines, mut dropped) = (0, 0, 0);
     while let Some(answer) = stand.answer().await {
@@ -203,6 +205,7 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
         .counters(MetricFamily::new("canal_other_total", "O.", &["reason"]))
         .shared(&["x"])
         .inc();
+    // A tenant gets the series with its own label, so none that has no label `tenant`.
     for (id, subject, tenant, has, lacks) in [
         (
             1,

@@ -19,6 +19,7 @@ pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
 /// provider.
 pub const WHOLE_ANSWERS_MAX: usize = 4;
 /// Time within which the reader must have read an answer.
+/// The largest answer then needs half a MiB per second, and its memory is free after this.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Builds the answer and sends it.
@@ -40,8 +41,10 @@ pub(super) async fn send(
     let permit = observer.whole.take_revocable(&holder, 1).map_err(busy)?;
     let maker = observer.clone();
     // Rendering takes long enough to delay other tasks of this runtime.
+    // It cannot be cancelled, so a revocation meanwhile takes effect below.
     let made = tokio::task::spawn_blocking(move || match subject {
         Subject::ConfigDump => dump(&maker, tenant.as_ref()),
+        // The caller sends only these two kinds here.
         _ => metrics(&maker, tenant.as_ref()),
     });
     let text = made.await.map_err(|_| {

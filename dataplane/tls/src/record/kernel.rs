@@ -29,6 +29,7 @@ use crate::transport::{RotateHint, Transport};
 
 /// Minimum space of a reader. A reader with less is served from a buffer, so that an alert arrives
 /// in one piece.
+/// An alert has two bytes; the rest lets a short reader get more from one system call.
 const ROOM_MIN: usize = 1 << 10;
 /// Bytes of a record in addition to its data: header, content type and tag.
 const AROUND: u64 = (HEADER + 1 + TAG) as u64;
@@ -448,6 +449,7 @@ impl<IO: Transport> KernelStream<IO> {
         let (got, kind) = match received {
             Poll::Ready(Ok(received)) => received,
             other => {
+                // An idle connection holds no buffer while it waits.
                 self.plaintext = Vec::new();
                 return other.map(|done| {
                     done.map(drop)

@@ -417,6 +417,7 @@ fn data_and_length_cases() -> Vec<RecordCase> {
             Err("bad_record"),
         ),
         (
+            // The tag alone has 16 bytes.
             "a record without a tag",
             vec![record(23, 15, 7)],
             Err("bad_record"),
@@ -535,6 +536,7 @@ fn handshake_message_cases() -> Vec<RecordCase> {
             Err("unexpected_message"),
         ),
         (
+            // It announces 16 MiB, and only tickets of up to 16 KiB (`MESSAGE_MAX`) are read.
             "a huge message",
             vec![Sealed(vec![4, 0xff, 0xff, 0xff], 22, 0)],
             Err("decode_error"),

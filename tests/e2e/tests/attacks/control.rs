@@ -613,6 +613,7 @@ fn readable_pages() -> Vec<Attack> {
             .log(host)
             .ok()
             .and_then(|path| std::fs::read_to_string(path).ok())
+            // A wrong path would show in the control, which must find alpha in the same way.
             .unwrap_or_default();
         AttackOutcome::of(
             text.contains("alpha"),

@@ -187,6 +187,7 @@ fn fetches() -> Vec<Attack> {
         };
         // The wait is short for an attack, where nothing must come, and long for the control.
         let seen = poll(timeout, ask);
+        // The next case has the same name and overwrites what a failed deletion leaves.
         let _ = operator.delete("beta", "RequestAuthentication", "fetch");
         AttackOutcome::of(seen.reached, (applied, seen.output))
     };

@@ -353,6 +353,7 @@ fn unlisted_and_vanished_differences_are_reported() {
         text: text.into(),
     };
     let found = CaseDifferences::of(&[one(false, "x"), one(true, "y")]);
+    // A line has the ID of the reason, the case, its paths, and what is observed with the mesh.
     let list = Differences::parse;
     assert_eq!(list("").unlisted(&found).len(), 1);
     assert!(
@@ -411,6 +412,7 @@ fn unlisted_and_vanished_differences_are_reported() {
         ["docs/compatibility.md: no case shows `case-2`"]
     );
     assert_eq!(
+        // Two problems: the document has no `case-3`, and no case shows `case-1`.
         list("case-3\ttcp:a\tall\t*")
             .unexplained("| `case-1` |")
             .len(),

@@ -53,6 +53,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         open_connections("half a TLS hello on each connection", MANY, || {
             Hold::Bytes(half_hello())
         }),
+        // Fewer, because each of these sends until the end, or is closed and opened again.
         open_connections("a TLS hello byte by byte", MANY / 3, || {
             // One byte in 300 ms makes a hello of ten bytes last three seconds.
             Hold::Drip(half_hello(), Duration::from_millis(300))
@@ -109,6 +110,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         4 << 20,
     ));
     cases.push(ExhaustionCase::new(
+        // The minimum is half of the connections, as in `open_connections`.
         "tunnels that are opened and reset",
         10,
         |setup, lasts| {

@@ -208,6 +208,8 @@ fn connection_cases() -> Vec<LimitCase> {
             share: None,
             attack: |setup| {
                 let server = SocketAddr::from((setup.mesh.address("ks-1"), PORT));
+                // One address may have 64 (`UNAUTHENTICATED_PER_IP_MAX`), whatever the tenant's
+                // shares are.
                 flood(setup, ALPHA_NODE, server, 150, Hold::Silent);
             },
             refusals: |mesh| {
