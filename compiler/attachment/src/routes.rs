@@ -155,10 +155,8 @@ impl TenantListeners {
         // Comparisons are charged before they are made, so that a tenant cannot exceed its limit.
         found.charge(gateway.listeners.len())?;
         let set = (parent.kind == "ListenerSet").then(|| (namespace.clone(), parent.name.clone()));
-        let named: Vec<(usize, &PlacedListener)> = gateway
-            .listeners
-            .iter()
-            .enumerate()
+        let listeners = gateway.listeners.iter().enumerate();
+        let named: Vec<(usize, &PlacedListener)> = listeners
             .filter(|(_, listener)| listener.listener_set == set && is_named(listener, parent))
             .collect();
         if named.is_empty() {

@@ -56,21 +56,20 @@ fn what_canal_does_not_serve_closes_its_own_server() {
     let https = |tls: &str| {
         format!("{{port: {{name: https, number: 443, protocol: HTTPS}}, hosts: [\"*\"]{tls}}}")
     };
-    let invalid = "Invalid";
     for (server, reason, problem) in [
         (
             https(", tls: {mode: MUTUAL, credentialName: a}"),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls.mode: TLS of mode \"MUTUAL\" is not served in this version",
         ),
         (
             https(", tls: {mode: SIMPLE}"),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls.credentialNames: a server that terminates TLS needs a certificate",
         ),
         (
             https(", tls: {mode: SIMPLE, credentialName: a, credentialNames: [b]}"),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls.credentialNames: only one of credentialName and credentialNames may be set",
         ),
         (
@@ -88,22 +87,22 @@ fn what_canal_does_not_serve_closes_its_own_server() {
                 ", tls: {{mode: SIMPLE, credentialNames: [{}]}}",
                 vec!["a"; 65].join(", ")
             )),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls.credentialNames: the server has 65 certificates, more than 64",
         ),
         (
             https(""),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls: a server for HTTPS or TLS needs TLS settings",
         ),
         (
             server("odd", 81, "hosts: [\"*\"], tls: {mode: SIMPLE}"),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls: a server for HTTP has no TLS settings but httpsRedirect",
         ),
         (
             server("odd", 15008, "hosts: [\"*\"]"),
-            invalid,
+            "Invalid",
             "spec.servers[1].port.number: port 15008 is that of Canal's own connections",
         ),
         (
@@ -114,18 +113,18 @@ fn what_canal_does_not_serve_closes_its_own_server() {
         (
             "{port: {name: tcp, number: 9000, protocol: TCP}, hosts: [\"*\"], tls: {mode: SIMPLE}}"
                 .to_owned(),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls: a server for TCP has no TLS settings",
         ),
         (
             "{port: {name: tls, number: 9000, protocol: TLS}, hosts: [\"*\"]}".to_owned(),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls: a server for HTTPS or TLS needs TLS settings",
         ),
         (
             "{port: {name: tls, number: 9000, protocol: TLS}, hosts: [\"*\"], tls: {mode: AUTO_PASSTHROUGH}}"
                 .to_owned(),
-            invalid,
+            "Invalid",
             "spec.servers[1].tls.mode: TLS of mode \"AUTO_PASSTHROUGH\" is not served in this version",
         ),
     ] {
