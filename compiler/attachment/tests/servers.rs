@@ -139,7 +139,7 @@ fn what_canal_does_not_serve_closes_its_own_server() {
     let odd = server("odd", 81, "hosts: [\"*\"], colour: red");
     let (found, _) = of_servers(&[server("http", 80, "hosts: [\"*\"]"), odd]);
     let reasons: Vec<_> = found.iter().map(|(_, reason)| *reason).collect();
-    assert_eq!(reasons, [None, Some(invalid)]);
+    assert_eq!(reasons, [None, Some("Invalid")]);
 }
 
 #[test]
