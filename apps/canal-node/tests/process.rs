@@ -84,6 +84,7 @@ struct NodeMachine {
 }
 
 /// Maximum time of a step on a quiet machine.
+/// What no event tells the node, a scan finds every 2 s, a tenth of it.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of one answer on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);

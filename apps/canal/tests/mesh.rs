@@ -100,6 +100,7 @@ impl Drop for Up {
     }
 }
 
+/// Its time for a page is that of a step.
 const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 60";
 
 #[test]

@@ -137,6 +137,7 @@ fn measure(
         times,
         // The load must outlast the measured time.
         Duration::from_secs(size.seconds.into())
+            // The half second is for the writing of the tables.
             .saturating_sub(OPENING + Duration::from_millis(500)),
     )?;
     let (ran, spent, took) = (

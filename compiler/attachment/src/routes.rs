@@ -140,8 +140,8 @@ impl TenantListeners {
         attached
     }
 
-    /// Attaches a route to the listeners of one parent. HTTPRoutes and GRPCRoutes share no host of a
-    /// listener: one that has the other kind's is reported, even if other listeners took the route.
+    /// Attaches a route to the listeners of one parent. An HTTPRoute and a GRPCRoute share no host:
+    /// a listener that has it by the other is reported, even if other listeners took the route.
     fn attach_to<'a>(
         &'a self,
         at: usize,

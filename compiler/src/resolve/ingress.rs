@@ -24,6 +24,7 @@ use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
 /// Maximum length of the reason why rules refuse on a Gateway, in characters.
+/// Operators find the whole text in the diagnostic of the route.
 const FAULT_CHARACTERS_MAX: usize = 400;
 
 /// The listeners of a tenant, and the routes on them.

@@ -233,6 +233,7 @@ impl<'a> ServicePolicies<'a> {
                         "write it in one DestinationRule",
                     );
                 }
+                // A rule without a policy leaves it to the others.
                 (None, _) => {}
             }
             for (at, subset) in spec.subsets.iter().enumerate() {

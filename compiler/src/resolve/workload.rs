@@ -21,6 +21,7 @@ use crate::resource_budget::endpoint_bytes;
 
 /// Zone of a pod that names none.
 const ZONE_UNKNOWN: &str = "unknown";
+/// Service account that Kubernetes gives a pod that names none.
 const ACCOUNT_DEFAULT: &str = "default";
 
 /// The ports that pods may serve.

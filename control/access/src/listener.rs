@@ -34,6 +34,7 @@ pub const UNAUTHENTICATED_MAX: usize = 5_000;
 pub const FILES_RESERVED: u64 = 256;
 /// Time after which a connection without a request that has a valid token is closed. It includes
 /// TLS and the HTTP/2 preface.
+/// Data planes wait for 10 s, so that the controller decides first and counts it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after accept(2) failed, so that the listener does not spin. The usual reason is that no
 /// file descriptors are left.

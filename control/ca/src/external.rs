@@ -132,6 +132,7 @@ pub fn check_answer(
     chain.dedup();
     verify(&chain, roots, now).map_err(ExternalCertificateError::Chain)?;
     // The first configured root counts as the one that signs.
+    // Without a root `verify` has failed, so the fingerprint is never empty.
     let root = roots
         .first()
         .map(|r| root_fingerprint(r))

@@ -220,7 +220,7 @@ async fn serve(
     let southbound = AggregatedDiscoveryServiceServer::new(services.southbound)
         .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
-    // A request has at most CSR_BYTES_MAX (16 KiB), far below tonic's own maximum of 4 MiB.
+    // A CSR has at most CSR_BYTES_MAX (16 KiB), far below tonic's own maximum of 4 MiB.
     let certificates = IstioCertificateServiceServer::new(services.certificates);
     let fleet = FleetServer::new(services.fleet).max_decoding_message_size(limits.request_bytes);
     let observations = ObservationService::server(&parts.observations);

@@ -234,6 +234,7 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
 
     let (_all, listening) = begun(&fixture, "root", tap("", &[])).await;
     assert_eq!(listening, ["g1", "g2"]);
+    // No tenant means all of them, because root is the provider's operator.
     assert!(g2.begin().await.1.tenant.is_empty());
 
     let (mut own, _) = begun(&fixture, "ann", logs("n1")).await;

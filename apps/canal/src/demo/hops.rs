@@ -138,6 +138,7 @@ pub(crate) async fn run(
     screen.note(vec![format!(
         "from the gateway on:    mean {mean_ms:.2} ms, by its own clock"
     )]);
+    // The run without the mesh is not judged: its failures would be the application's.
     let failed = &meshed["failed"];
     Ok(vec![Expectation::new(
         *failed == 0 && meshed["succeeded"] == REQUESTS,
