@@ -868,6 +868,7 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
             "{action}"
         );
     }
+    // Workers write their buffered log lines when they end.
     fixture.drain(Duration::from_secs(2));
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();

@@ -775,6 +775,7 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
                         both(&mut down, &mut up, &Meter::default(), None).await;
                     });
                 };
+                // The tests see the end of a connection at their own side.
                 let _ = serve(
                     stream,
                     peer,
