@@ -396,7 +396,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     let dead = listener.local_addr().unwrap();
     drop(listener);
     fixture.apply(vec![Resource::Workload(pod(TENANT, "web-0", dead, "web"))]);
-    // About half of ten requests choose the dead endpoint first.
+    // Of ten requests, at least one almost surely chooses the dead endpoint first.
     for _ in 0..10 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403);
     }
