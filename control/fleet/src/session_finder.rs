@@ -141,6 +141,7 @@ pub async fn find_sessions(
         })
         .await;
         sessions.push(api::ClientSession {
+            // `decide_owned` returned only services that have a name.
             service: names
                 .services
                 .get(&owned.service)

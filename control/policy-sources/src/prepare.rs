@@ -256,6 +256,7 @@ impl Preparer {
         // A request that is refused must not use up IDs.
         let ids = self.store.preview_service_ids(&keys, now)?;
         let mut validated = self.validate(&plan.after, &ids);
+        // A new tenant had no findings before.
         let was = basis
             .catalog
             .tenants

@@ -649,6 +649,7 @@ mod tests {
             s.open(&node("n3"))
                 .is_err_and(|e| e.to_string().contains("alpha"))
         );
+        // Each stream that ends leaves its place to another.
         drop(other);
         drop(s.open(&node("n3")).unwrap());
 

@@ -96,6 +96,7 @@ fn writer_on_a_full_disk() {
         expect + 1,
         "whole again without a restart"
     );
+    // Only one handle may have the file open.
     drop(store);
     let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     assert_eq!(store.objects().unwrap().len(), expect + 1);

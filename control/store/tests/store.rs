@@ -499,6 +499,7 @@ fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
     s.put_edge(&second, &[], 2).unwrap();
     s.put_edge(&edge, &["e0".parse().unwrap()], 2).unwrap();
     let before = s.fleet().unwrap();
+    // Only one handle may have the file open.
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.fleet().unwrap(), before);

@@ -76,6 +76,7 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
     };
     let s = open(dir.path(), None).unwrap();
     s.put_trusts(std::slice::from_ref(&a)).unwrap();
+    // Only one handle may have the file open.
     drop(s);
     assert!(
         is_in_file("very-secret-one"),

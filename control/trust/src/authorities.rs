@@ -641,6 +641,7 @@ impl TrustAuthorities {
             AuthoritySource::External(..) => {
                 "; revoke them at the external CA too and put its list at crl.pem: the controller cannot sign it"
             }
+            // The controller has the key of all other CAs, and signs their lists itself.
             _ => "",
         };
         tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %target, certificates = count, "trust: revoked certificates");

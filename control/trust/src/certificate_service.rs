@@ -178,6 +178,7 @@ pub(crate) fn decide_grant(
             {
                 IdentityDenied::RegistryIncomplete
             }
+            // No tenant has the trust domain, or the caller does not serve its tenant.
             _ => IdentityDenied::TrustDomain(requested.trust_domain),
         });
     };

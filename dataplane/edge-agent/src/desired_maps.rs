@@ -591,6 +591,7 @@ impl MapContext<'_> {
     ) {
         let own = tables.iter().filter_map(|resource| match &**resource {
             Resource::Table(t) if t.az == *self.az => Some((t.id, (t, resource))),
+            // An edge forwards sessions to replicas of its own AZ only.
             _ => None,
         });
         let mut tables: BTreeMap<ServiceId, (&'a BucketTable, &'a Arc<Resource>)> = own.collect();

@@ -134,6 +134,7 @@ impl LoadBalancing {
             let addresses = endpoints.iter().map(|it| it.address).collect();
             let built = AddressTable::build(hash.table, addresses);
             let built = built.map(|table| Self::of_table(hash, table, endpoints));
+            // More endpoints than fit into a table have the default.
             return (built.unwrap_or_default(), false);
         }
         let table = before.map(|it| it.table.clone());

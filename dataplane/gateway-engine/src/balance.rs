@@ -308,6 +308,7 @@ mod tests {
                 )
             );
         }
+        // A second is longer than the draws take.
         view.states[1].failed(now, Duration::from_secs(1));
         view.states[2].failed(now, Duration::from_secs(1));
         for _ in 0..50 {

@@ -187,6 +187,7 @@ pub(crate) fn http2(
     if !has_no_length(fault) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
+    // Statuses of rules and authorizers were checked when they were read.
     *response.status_mut() =
         StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let Ok(mut send) = respond.send_response(response, head) else {

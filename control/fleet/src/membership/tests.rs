@@ -523,6 +523,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
         (Some(1), None),
         "after the grace period the plan no longer waits for absent replicas"
     );
+    // The test's time is simulated, so a second of real time would mean that something waits.
     canal_timing::assert_time(
         "real time of a test with simulated time",
         s.begun.elapsed(),

@@ -361,7 +361,7 @@ impl Recorder {
                     PacketFate::Found,
                     "the end of connection {at}"
                 ),
-                // The edge may reset this packet; `packet` checks what must not happen to it.
+                // The kernel may reset this packet; `packet` checks what must not happen to it.
                 ConnectionPhase::Closed => _ = self.packet(at, PacketKind::Data),
                 // These connections are live; the packet below checks them.
                 _ => {}

@@ -237,6 +237,7 @@ impl SubscriberStream {
             if name == "*" {
                 subscription.wildcard = false;
             } else {
+                // A name that was not subscribed to was not charged.
                 self.subscribed_bytes -= subscription.names.remove(name.as_str()).unwrap_or(0);
                 subscription.requested.remove(name.as_str());
             }

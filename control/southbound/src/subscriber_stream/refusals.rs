@@ -99,6 +99,7 @@ impl SubscriberStream {
             // The data plane has applied what the NACK does not name.
             self.accept(taken);
             for item in refused {
+                // Only items that have a reason are among those refused.
                 let reason = reasons
                     .get(&*item.key().1)
                     .copied()

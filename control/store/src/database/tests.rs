@@ -51,6 +51,7 @@ fn a_restart_undoes_a_commit_that_was_refused_and_landed() {
         if !is_newest {
             store.apply(&[put("c", "later")], Generation(3), 0).unwrap();
         }
+        // Only one handle may have the file open.
         drop(store);
         let store = open();
         let texts: Vec<String> = store

@@ -511,6 +511,7 @@ mod tests {
         second.abort();
         assert!(second.await.unwrap_err().is_cancelled());
         assert_eq!(used(), 1, "the requester left while the queue was full");
+        // The queue ends, and with it the entry of the first request.
         drop(entries);
         assert!(matches!(
             first.await.unwrap(),
@@ -572,6 +573,7 @@ mod tests {
             6,
             "expired certificates no longer count against the limit"
         );
+        // As at a restart, the next log knows only what is on disk.
         drop(log);
         // At 28 the certificates that end at 28, 29 and 99 stay.
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();

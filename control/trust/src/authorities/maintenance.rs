@@ -173,6 +173,7 @@ fn subscribers_without_root(
                 Resource::Bundle(bundle) if bundle.trust_domain == name.1 => {
                     Some((entry.changed, bundle))
                 }
+                // Bundles of other trust domains are those of federated tenants.
                 _ => None,
             });
         let Some((published_at, bundle)) = entry else {

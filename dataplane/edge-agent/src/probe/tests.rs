@@ -177,10 +177,12 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     let at: SocketAddr = "127.0.77.1:0".parse().unwrap();
     let listener = TcpListener::bind(at).await.unwrap();
     let port = listener.local_addr().unwrap().port();
+    // Nothing listens there now, so the first probes fail.
     drop(listener);
     let changes = HealthChanges::default();
     let rhythm = ProbeConfig {
         port,
+        // Short, because each change of the health takes two probes.
         pause: Duration::from_millis(10),
         timeout: Duration::from_millis(500) * canal_timing::slack(),
     };
@@ -198,6 +200,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
             let (mut tcp, _) = listener.accept().await.unwrap();
             let mut head = [0; 1024];
             if tcp.read(&mut head).await.is_ok() {
+                // A prober that ends closes its connection.
                 let _ = tcp
                     .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nready")
                     .await;

@@ -111,6 +111,7 @@ impl SnapshotBuilder {
         let mut services = BTreeSet::new();
         let mut gateways: BTreeMap<&ServiceKey, Arc<IngressGateway>> = BTreeMap::new();
         let mut rules: BTreeMap<ServiceKey, BTreeMap<String, Arc<RouteRule>>> = BTreeMap::new();
+        // A service that is not stored has no rules yet.
         let previous_routes = |service: &ServiceKey| {
             self.services
                 .get(service)

@@ -91,6 +91,7 @@ pub(crate) async fn serve(
                     let account = session.account.clone();
                     tokio::task::spawn_local(async move {
                         Scheduler::run(&account.queue, served.as_mut()).await;
+                        // The stream counts until its request is over.
                         drop(guard);
                     });
                 }

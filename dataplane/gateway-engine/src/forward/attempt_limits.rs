@@ -32,6 +32,7 @@ use crate::worker::Worker;
 
 /// Most bytes of a request's body that are kept for retries. A request with a longer body is not
 /// sent again once they have passed.
+/// HBONE streams keep as much of what was not delivered (`REPLAY_BYTES_MAX`).
 pub(crate) const RETRY_BODY_BYTES_MAX: usize = 64 << 10;
 /// Copies of each kept byte: the kept one, and the one that a retry sends.
 pub(crate) const COPIES: u64 = 2;

@@ -240,6 +240,7 @@ impl<'a> Exchange<'a> {
             DownstreamSide::Http2(stream) if !sent => {
                 BodyPump::after(std::mem::take(&mut stream.first))
             }
+            // The body of HTTP/1.1 is in the client's inbox, and after `sent` there is none.
             _ => BodyPump::new(sent),
         };
         let exchange = Self {

@@ -41,6 +41,7 @@ fn large(of: &str) -> Vec<Resource> {
             http.path = PathMatch::Regex(format!("/{n}/{i}/[ab]{{3000}}"));
             http
         };
+        // The limit is `REGEXES_PER_SERVICE_BYTES_MAX`, 3 MiB of automata.
         let mut all: Vec<HttpMatch> = (0..22).map(regex).collect();
         let mut rest = prefix("/");
         // After all the regexes, which have the indexes 0 to 21.

@@ -233,6 +233,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
                     first => {
                         let mut rest = Vec::new();
                         let end = peer.stream.read_to_end(&mut rest).await;
+                        // The test may have ended.
                         let _ = to_test.send((
                             first.map(<[u8]>::to_vec),
                             [peer.buffer.clone(), rest].concat(),

@@ -283,6 +283,7 @@ impl FakeNode {
                             both(&mut down, &mut up, &Meter::default(), None).await;
                         });
                     };
+                    // The tests see the end of a connection at their own side.
                     let _ = serve(
                         stream,
                         peer,
@@ -976,6 +977,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
             (200, Some("close")),
             "the tunnel from before lives"
         );
+        // This is the last tunnel of a drained connection.
         drop(stays);
         until_sessions(&mesh.fixture, 0).await;
         mesh.fixture.engine.set_soft_drain(false);

@@ -728,6 +728,7 @@ async fn streams_that_force_resets_end_the_connection() {
     let (mut read, mut write) = stream.into_split();
     let reading = tokio::spawn(async move {
         let mut all = Vec::new();
+        // The connection may end with a reset, too.
         let _ = read.read_to_end(&mut all).await;
     });
     // Far more than the 256 resets that a client may cause (`ERROR_RESETS_MAX`).
@@ -791,6 +792,7 @@ async fn both_versions_share_a_port_and_others_are_refused() {
 #[tokio::test]
 async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
     let silent = origin(|request: Request<RecvStream>, _respond| async move {
+        // The gateway resets the request after its timeout.
         let _ = read_all(request.into_body()).await;
         std::future::pending::<()>().await;
     })

@@ -177,6 +177,7 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
     tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), gone)
         .await
         .unwrap();
+    // From here on, nothing of the client keeps the connection open.
     drop((client, body));
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
 }
@@ -195,6 +196,7 @@ async fn open_work_is_forced_after_the_timeout() {
 
 #[tokio::test]
 async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
+    // Slow enough that requests are in flight at each moment.
     let origin = slow(Duration::from_millis(2)).await;
     let times = GatewayTimeouts {
         // The idle client waits for this time; the default of 4 s would prolong the test.

@@ -475,6 +475,7 @@ async fn replica_lets_through_its_part_of_a_throttle() {
     ]);
     let mut client = HttpClient::connect(fixture.web).await;
     let (begun, mut passed) = (Instant::now(), 0);
+    // As many requests as the burst of the whole throttle.
     for _ in 0..40 {
         client.send(GET).await;
         passed += usize::from(client.answer().await.unwrap().status == 200);

@@ -352,6 +352,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         )
         .unwrap();
     }
+    // Workers write their buffered log lines when they end.
     fixture.drain(Duration::from_secs(2));
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();

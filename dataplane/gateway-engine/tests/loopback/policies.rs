@@ -396,6 +396,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     let dead = listener.local_addr().unwrap();
     drop(listener);
     fixture.apply(vec![Resource::Workload(pod(TENANT, "web-0", dead, "web"))]);
+    // Of ten requests, at least one almost surely chooses the dead endpoint first.
     for _ in 0..10 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403);
     }
@@ -868,6 +869,7 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
             "{action}"
         );
     }
+    // Workers write their buffered log lines when they end.
     fixture.drain(Duration::from_secs(2));
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();

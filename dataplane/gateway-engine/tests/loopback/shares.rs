@@ -130,6 +130,7 @@ fn bare_connections_of_one_tenant_block_no_other() {
             ),
             30.0
         );
+        // The flood's connections were held until here, so that they count.
         drop(flooded);
     });
 }

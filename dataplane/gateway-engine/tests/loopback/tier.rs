@@ -507,8 +507,8 @@ fn remote_addresses_are_those_before_trusted_proxies() {
         let office = "203.0.113.9";
         // The client claims to be in the office, and its proxy appends its true address.
         let forged = "203.0.113.9, 198.51.100.4";
-        // With n trusted proxies the n-th value from the end counts. Without one the address is
-        // unknown, so the policy allows nothing.
+        // With n trusted proxies the n-th value from the end counts. If there is no such address,
+        // it is unknown, and the policy allows nothing.
         for (proxies, values, want) in [
             (0, &[office][..], 403),
             (1, &[office], 200),
@@ -775,6 +775,7 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
                         both(&mut down, &mut up, &Meter::default(), None).await;
                     });
                 };
+                // The tests see the end of a connection at their own side.
                 let _ = serve(
                     stream,
                     peer,
