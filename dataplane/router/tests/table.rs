@@ -377,8 +377,7 @@ fn methods_headers_and_query() {
             "present",
             with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)]),
         ),
-        // Gateway API: of entries with equivalent names only the first counts. The case of names
-        // does not matter.
+        // Gateway API: of entries with equal names in any case, only the first counts.
         one(
             "first",
             with(5, |m| {

@@ -595,22 +595,9 @@ fn a_containers_interface_determines_its_address() {
         );
     }
     let before = (refused(&own), refused(&theirs));
-    let served = mesh.spawn(
-        BARE,
-        &[
-            "canal-samples",
-            "load",
-            url,
-            "-r",
-            "50",
-            "-c",
-            "4",
-            "-d",
-            "600",
-            "--timeout-ms",
-            "120000",
-        ],
-    );
+    let argv = format!("canal-samples load {url} -r 50 -c 4 -d 600 --timeout-ms 120000");
+    let argv: Vec<&str> = argv.split(' ').collect();
+    let served = mesh.spawn(BARE, &argv);
     send_with_foreign_addresses(mesh, &other, FRAMES);
     let took = until(
         deadline(STEP_TIMEOUT),

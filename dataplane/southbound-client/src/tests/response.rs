@@ -132,10 +132,7 @@ fn response_cases() -> Vec<ResponseCase> {
         ),
         (
             "another type inside",
-            edit(|r| {
-                r.resources[1].resource.as_mut().unwrap().type_url =
-                    "type.googleapis.com/x.Y".into()
-            }),
+            edit(|r| r.resources[1].resource.as_mut().unwrap().type_url = "x/x.Y".into()),
             "bad_envelope",
             "another type",
         ),
