@@ -84,6 +84,8 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,
+            // The normalized path only selects the rule. The gateway builds the answer from the path
+            // as the client sent it.
             answer: answers::answer(
                 &answer,
                 winner.filters.as_deref(),

@@ -145,6 +145,7 @@ fn a_running_mesh_can_be_observed() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    // The end of the test consumes the process, so it is an Option. Inside `until` it is there.
     let mut tap = Some(tap);
     up.until("the tap sees two pages", || {
         up.check(

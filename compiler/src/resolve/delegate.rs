@@ -273,9 +273,6 @@ fn merged<'i>(
             });
         }
     }
-    if written.redirect.is_none() && written.route.is_empty() && written.direct_response.is_none() {
-        written.direct_response.clone_from(&root.direct_response);
-    }
     // A field that the delegate leaves out has the value of the rule that delegates, as in Istio.
     let defaults = root.clone();
     written.rewrite = written.rewrite.or(defaults.rewrite);

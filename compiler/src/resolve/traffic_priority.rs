@@ -24,7 +24,7 @@ use crate::limits::{
     RULES_PER_PRIORITY_MAX, TRAFFIC_PRIORITIES_PER_TENANT_MAX,
 };
 
-/// Default of `spec.highShare`, in percent.
+/// Default of `spec.highShare`, in percent. A class that most requests have would order nothing.
 const HIGH_SHARE: u8 = 30;
 
 /// What further rules of the tenant may take.

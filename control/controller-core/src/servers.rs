@@ -233,6 +233,7 @@ async fn serve(
         .add_service(InterceptedService::new(fleet, clients.interceptor()))
         .add_service(InterceptedService::new(observations, clients.interceptor()))
         .add_service(InterceptedService::new(admin, clients.interceptor()))
+        // The pages for browsers authenticate by themselves, with the same interceptor.
         .add_service(json);
     let stopping = parts.stopping.clone();
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {

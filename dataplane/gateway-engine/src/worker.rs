@@ -199,7 +199,8 @@ impl Worker {
             .map(|tenant| self.accounts.of(tenant, &self.limits))
     }
 
-    /// Creates a worker. It must be called on the worker's own thread, inside its `LocalRuntime`.
+    /// Creates a worker. It must be called on the worker's own thread, inside its `LocalRuntime`: the
+    /// shard of metrics belongs to the calling thread, where the access log also spawns a task.
     pub(crate) fn new(shared: Arc<EngineShared>, count: usize, drain: DrainWatcher) -> Rc<Self> {
         let shard = shared.registry.shard();
         let hbone = HboneCounters::new(&shared.registry, &shard);
@@ -220,6 +221,7 @@ impl Worker {
         };
         Rc::new_cyclic(|me| Self {
             snapshot: RefCell::new(Rc::new(shared.publisher.newest())),
+            // With 0, the first call of `snapshot` loads the newest again, so both fields agree.
             sequence: Cell::new(0),
             blocks: Blocks::default(),
             clock: Clock::new(),

@@ -636,6 +636,8 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     canal_timing::assert_time(
         "time until a certificate is renewed at half of its life",
         took,
+        // Renewals are due by 0.55 of the life. The rest is a margin in which the certificate is
+        // still valid.
         LIFE.mul_f64(0.8),
     );
     sign_with_both_keys(&channel, &chains).await;

@@ -106,6 +106,7 @@ impl Surroundings {
                 let backends = backends.map(RouteBackendRef::reference);
                 backends.for_each(|backend| self.add_backend(found, namespace, &backend));
             }
+            // A UDPRoute of the corpora has only Gateways as parents.
             Object::UdpRoute(route) => {
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
                 backends.for_each(|backend| self.add_backend(found, namespace, backend));

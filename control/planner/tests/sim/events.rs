@@ -76,10 +76,13 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
         }
         SimEvent::DeliverEdgeTables(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
         SimEvent::Scan(at) => {
+            // A crashed process cannot scan. The simulation does not distinguish a crash from a
+            // failed probe, so neither kind of replica scans here.
             if let Some(replica) = pick(at, &|_, up| up) {
                 tier.scan(replica);
             }
         }
+        // The replica may have gone down after it sent the report.
         SimEvent::DeliverReport(at) => {
             if let Some(replica) = any_of(at) {
                 tier.deliver_report(replica);

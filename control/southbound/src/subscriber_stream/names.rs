@@ -309,13 +309,15 @@ impl SubscriberStream {
                 None => names.price(kind, kind.owner_of(name), name),
             });
         }
-        // Only the first request of a kind lists what the subscriber holds; later lists are
-        // ignored.
+        // A data plane may spread its list over several requests without a nonce. A request with a
+        // nonce is an answer, so the subscription ignores a list in it.
         if subscription.open && !request.response_nonce.is_empty() {
             return Ok(priced);
         }
         for (name, version) in &request.initial_resource_versions {
             let owner = kind.owner_of(name);
+            // No resource has such a long name. It is only counted, because no data plane is refused
+            // for what it holds.
             if name.len() > self.limits.name_bytes {
                 priced.too_long += 1;
             } else if !scope::may_hold_of(owner.as_ref(), &self.principal) {

@@ -374,6 +374,7 @@ struct BuildUp<'a> {
     from: &'a ResourceState,
     /// Update that gives the values other than resources.
     all: &'a Update,
+    /// Whether the subscriber receives manifests.
     watches: bool,
     accepted: ResourceState,
     has_accepted: bool,
@@ -418,6 +419,7 @@ impl BuildUp<'_> {
                 // closed.
                 for r in &list {
                     next.remove(r.kind, &r.name);
+                    // Only a manifest opens a closed tenant, so without manifests none is closed.
                     if self.watches {
                         next.close_refused(r.kind, &r.name, &r.why);
                     }
@@ -429,6 +431,7 @@ impl BuildUp<'_> {
                 one.iter()
                     .map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why)),
             ),
+            // There are at least two parts here, so both halves have parts and the recursion ends.
             (Err(_), _) => {
                 let (first, second) = parts.split_at(parts.len() / 2);
                 self.add(first);

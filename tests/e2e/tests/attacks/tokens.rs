@@ -122,7 +122,8 @@ pub(crate) fn attacks() -> Vec<Attack> {
             |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]),
             good,
         ),
-        // Only one token may be presented, or a proxy and an application could each choose another.
+        // The gateway validates every token of a request, and one bad token refuses it. Otherwise a
+        // proxy and an application could each choose another.
         Attack::new(
             "two tokens, the second good",
             |s| {
