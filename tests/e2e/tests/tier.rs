@@ -81,7 +81,7 @@ const AZ_LOSSES_MAX: u64 = 5;
 const SESSIONS: [usize; 2] = [2000, 200];
 /// Response timeout of clients in the gate.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval between two changes of the fleet: about 70 of them in two minutes.
+/// Interval between two changes of the fleet: about 48 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
 /// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
