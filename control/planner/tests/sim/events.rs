@@ -76,8 +76,7 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
         }
         SimEvent::DeliverEdgeTables(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
         SimEvent::Scan(at) => {
-            // A crashed process cannot scan. The simulation does not distinguish a crash from a
-            // failed probe, so neither kind of replica scans here.
+            // Neither a crashed replica scans, nor one with a failed probe: they are the same here.
             if let Some(replica) = pick(at, &|_, up| up) {
                 tier.scan(replica);
             }
