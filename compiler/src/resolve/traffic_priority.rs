@@ -6,7 +6,7 @@ use std::num::NonZeroU8;
 
 use canal_model::authorization::{Attribute, AttributeMatch};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::preferences::{
     PriorityClass, PriorityMatch, PriorityRule, TrafficPriority,
 };
@@ -221,7 +221,7 @@ fn resolve_match(
 
 fn read_principal(
     known: PreferenceReferences<'_>,
-    own: &canal_model::ids::Namespace,
+    own: &Namespace,
     value: &str,
 ) -> Result<AttributeMatch, values::ValueIssue> {
     let context = ValueContext {
