@@ -48,7 +48,7 @@ impl Default for GatewayLimits {
             tenant_connections: 50_000,
             // A fifth of all: connections of clients that prove nothing displace no others.
             unauthenticated: 20_000,
-            // Nobody measured this value; one worker completes some thousands in the 10 s of each.
+            // Nobody measured this value; each takes at most the 10 s of a TLS handshake.
             handshakes: 8_192,
             // One for every second connection: the other half may be idle.
             requests: 50_000,
@@ -58,8 +58,8 @@ impl Default for GatewayLimits {
             buffer_bytes: 1 << 30,
             // Each body counts twice, so 2,048 bodies of 64 KiB.
             body_bytes: 256 << 20,
-            // Above the 100 that RFC 9113 §6.5.2 recommends as the least; 250 windows of 256 KiB are
-            // 63 MiB that one client can make a worker buffer.
+            // RFC 9113 §6.5.2 recommends no less than 100. 250 windows of 256 KiB are 63 MiB that
+            // one client can make a worker buffer.
             streams: 250,
             // The codec's tables store no longer head.
             head_bytes: canal_h1::HEAD_BYTES_CAP as u32,
