@@ -55,6 +55,10 @@ pub const OFFLOAD_PREFERENCES_PER_TENANT_MAX: usize = 1024;
 /// Maximum number of comparisons of OffloadPreferences' selectors with workloads of one tenant; a
 /// preference beyond it is left out.
 pub const OFFLOAD_COMPARISONS_PER_TENANT_MAX: usize = 1_000_000;
+/// Maximum number of comparisons that merging the delegates of one tenant's VirtualServices may
+/// cost: matches of the rule that delegates times those of the delegate's rule, for each host and
+/// Gateway. One takes about 160 ns, so that all take less than a second.
+pub const DELEGATION_COMPARISONS_PER_TENANT_MAX: usize = 4_000_000;
 /// Maximum number of TrafficPriorities of one tenant.
 pub const TRAFFIC_PRIORITIES_PER_TENANT_MAX: usize = 64;
 /// Maximum number of rules of one TrafficPriority.

@@ -300,6 +300,7 @@ impl RuleReader<'_, '_> {
         };
         let mut reading = RuleContext {
             document,
+            changes_of: None,
             field: self.field.clone(),
             report,
             broken: fault.map(|fault| format!("{}: {}", fault.field, fault.problem)),

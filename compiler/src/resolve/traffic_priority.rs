@@ -99,6 +99,7 @@ fn priority(
         budget.matches_left = left;
         let mut context = RuleContext {
             document,
+            changes_of: None,
             field,
             report: &mut *report,
             broken: fault_in(sourced, at),
