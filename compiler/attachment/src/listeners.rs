@@ -119,6 +119,8 @@ pub struct GatewayListeners {
     pub certificates: GatewayCertificates,
     /// How listeners for HTTPS validate clients, those of ListenerSets included.
     pub(crate) validation: Arc<FrontendValidation>,
+    /// How servers of a Gateway of Istio validate clients.
+    pub(crate) server_validations: Vec<ClientValidation>,
     /// The reason why all listeners are closed, those of ListenerSets included, if they are.
     pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
@@ -145,12 +147,15 @@ pub struct PlacedListener {
 }
 
 impl GatewayListeners {
-    /// Returns the validations of clients at the ports with open listeners for HTTPS.
+    /// Returns the validations of clients: of Gateway API at the ports with open listeners for HTTPS,
+    /// and of Istio's servers.
     pub fn client_validations(&self) -> Vec<ClientValidation> {
         let listeners = self.listeners.iter().map(|placed| &placed.listener);
         let open =
             listeners.filter(|it| it.closed.is_none() && it.protocol == ListenerProtocol::Https);
-        self.validation.of_ports(open.map(|it| it.port))
+        let mut all = self.validation.of_ports(open.map(|it| it.port));
+        all.extend(self.server_validations.iter().cloned());
+        all
     }
 }
 
@@ -266,7 +271,7 @@ pub(crate) struct TenantQuota<'a> {
     /// Number of listeners that the tenant may still get.
     pub(crate) listeners: usize,
     pub(crate) certificates: CertificateIndex<'a>,
-    authorities: AuthorityIndex<'a>,
+    pub(crate) authorities: AuthorityIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -474,6 +479,7 @@ fn accept(
         listeners,
         certificates,
         validation: validation.clone(),
+        server_validations: Vec::new(),
         closed: object_fault,
         allowed_sets,
     })

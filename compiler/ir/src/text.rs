@@ -100,8 +100,13 @@ fn address(address: &GatewayAddress) -> String {
 /// The text names no certificate: its digest would change with each test.
 pub(crate) fn client_validation(validation: &ClientValidation) -> String {
     let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
+    let listeners: Vec<String> = validation.listeners.iter().cloned().collect();
+    let of = match listeners.as_slice() {
+        [] => String::new(),
+        some => format!(" of {}", list(some)),
+    };
     format!(
-        "validation {} of clients at {} by {} authorities",
+        "validation {} of clients at {}{of} by {} authorities",
         validation.mode.as_str(),
         list(&ports),
         validation.authorities.count

@@ -65,7 +65,7 @@ pub use route_reply::RouteReply;
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
-pub use termination::{ListenerTermination, PortClients, PortTermination, TerminationView};
+pub use termination::{ListenerClients, ListenerTermination, PortTermination, TerminationView};
 pub use throttle::{RequestThrottle, admit_all};
 pub use workload_labels::{UNKNOWN, WorkloadLabels};
 

@@ -26,7 +26,7 @@ pub enum PortTermination {
 #[derive(Debug)]
 pub(crate) enum ListenerTlsMode {
     /// The listener terminates it. One that is closed has no terminator.
-    Terminated(Option<Arc<Terminator>>),
+    Terminated(Option<Arc<Terminator>>, ListenerClients),
     /// The listener relays it as it is.
     Passed,
 }
@@ -38,12 +38,11 @@ pub struct ListenerTermination {
     pub(crate) hosts: HostTable<ListenerTlsMode>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
-    pub clients: PortClients,
 }
 
-/// The clients of a Gateway's port for HTTPS.
+/// The clients of a listener that terminates TLS.
 #[derive(Debug, Clone, Default)]
-pub enum PortClients {
+pub enum ListenerClients {
     /// They are not asked for a certificate.
     #[default]
     Unasked,
@@ -57,13 +56,21 @@ impl ListenerTermination {
     /// a name, only a listener for any host is one.
     pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(ListenerTlsMode::Terminated(Some(terminator))) => {
+            Some(ListenerTlsMode::Terminated(Some(terminator), _)) => {
                 ListenerChoice::Terminator(terminator)
             }
-            Some(ListenerTlsMode::Terminated(None) | ListenerTlsMode::Passed) => {
+            Some(ListenerTlsMode::Terminated(None, _) | ListenerTlsMode::Passed) => {
                 ListenerChoice::NoCertificate
             }
             None => ListenerChoice::NoListener,
+        }
+    }
+
+    /// Returns how the listener that [`Self::choose`] chooses validates clients.
+    pub fn clients(&self, server_name: Option<&str>) -> &ListenerClients {
+        match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
+            Some(ListenerTls::Terminated(_, clients)) => clients,
+            Some(ListenerTls::Passed) | None => &ListenerClients::Unasked,
         }
     }
 

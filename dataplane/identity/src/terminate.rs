@@ -184,7 +184,8 @@ impl Terminator {
         };
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
-        let listener_client = self.listener_clients().map(|clients| clients.client(chain));
+        let validated = self.listener_clients();
+        let listener_client = validated.and_then(|clients| clients.client(chain));
         let peer = match chain {
             // A client of a listener has no identity of the mesh, whatever its certificate names.
             _ if matches!(self.key, TerminationKey::Listener(..)) => None,

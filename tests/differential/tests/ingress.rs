@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
-use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide};
+use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide, validation_of};
 use canal_differential::target::served_by_replica;
-use canal_gateway_config::{PortTermination, RouteOutcome, Snapshot};
+use canal_gateway_config::{ListenerClients, PortTermination, RouteOutcome, Snapshot};
 use canal_identity::{ClientIdentityFactory, ListenerChoice};
+use canal_model::client_validation::ClientValidationMode;
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
 use canal_router::{RoutableRequest, routing_path};
@@ -186,6 +187,38 @@ pub(crate) fn certificate() -> String {
     )
 }
 
+/// Returns a Secret with the authorities of clients, for servers of a Gateway of Istio.
+fn authorities() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&key).unwrap().pem();
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: cert-cacert, namespace: shop}}\n\
+         stringData:\n  ca.crt: |\n    {}\n---\n",
+        pem.trim_end().replace('\n', "\n    ")
+    )
+}
+
+/// Returns the mode in which a replica validates the clients of a handshake, if it does.
+fn validation_served(
+    snapshot: &Snapshot,
+    key: &ServiceKey,
+    port: u16,
+    server_name: Option<&str>,
+) -> Option<ClientValidationMode> {
+    let service = snapshot.tenant("alpha")?.service(key)?;
+    let Some(PortTermination::Gateway(listeners)) = service.port(port)?.termination.as_deref()
+    else {
+        return None;
+    };
+    match listeners.clients(server_name) {
+        ListenerClients::Unasked => None,
+        ListenerClients::Validated(verifier) => Some(verifier.mode()),
+        ListenerClients::Refused => panic!("the authorities are valid"),
+    }
+}
+
 /// Returns what a replica does with a request: the rule, a status, or the end of the connection.
 fn served(
     snapshot: &Snapshot,
@@ -269,6 +302,8 @@ struct RequestCounts {
     /// Requests by the kind of the object that has their rule.
     routed: BTreeMap<String, usize>,
     secured: usize,
+    /// Handshakes with listeners that validate clients.
+    validated: usize,
 }
 
 /// Compares a replica with the oracle for many requests to the first Gateway of a tenant.
@@ -283,6 +318,12 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
         .into_iter()
         .flat_map(|port| transports().map(move |transport| (port, transport)));
     for (port, transport) in arrivals {
+        if let ArrivalTransport::Tls(name) = transport {
+            let expected = validation_of(gateway, port, name).map(|it| it.mode);
+            let got = validation_served(&snapshot, &gateway.service, port, name);
+            assert_eq!(got, expected, "seed {seed}: {port} {name:?}\n{text}\n{ir}");
+            counts.validated += usize::from(got.is_some());
+        }
         for host in ASKED {
             for (method, path) in REQUESTS {
                 let request = OracleRequest {
@@ -350,7 +391,11 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         let (protocol, tls) = match (port, draw.below(6)) {
             (80, 0) => ("HTTP", ", tls: {httpsRedirect: true}"),
             (80, _) => ("HTTP", ""),
-            (_, 0) => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
+            (_, 0) if n % 2 == 0 => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
+            (_, 0) => (
+                "HTTPS",
+                ", tls: {mode: OPTIONAL_MUTUAL, credentialName: cert}",
+            ),
             (_, 1) => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: missing}"),
             (_, 2) => ("TLS", ", tls: {mode: PASSTHROUGH}"),
             _ => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: cert}"),
@@ -394,9 +439,9 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
 #[test]
 fn gateways_of_istio_route_as_the_oracle_says() {
     let mut counts = RequestCounts::default();
-    let (certificate, keyring) = (certificate(), keyring());
+    let (secrets, keyring) = (certificate() + &authorities(), keyring());
     for seed in 0..TENANTS {
-        let text = istio_objects(&mut Draw(seed), &certificate);
+        let text = istio_objects(&mut Draw(seed), &secrets);
         compare(seed, &text, &keyring, &mut counts);
     }
     let compared = counts.compared;
@@ -404,6 +449,7 @@ fn gateways_of_istio_route_as_the_oracle_says() {
         compared > 20_000
             && counts.routed["VirtualService"] * 40 > compared
             && counts.routed["Gateway.networking.istio.io"] > 100
+            && counts.validated > 50
             && counts.secured * 10 > compared,
         "{counts:?}"
     );

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use canal_gateway_config::{ListenerTermination, PortClients};
+use canal_gateway_config::{ListenerClients, ListenerTermination};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::Io;
@@ -56,7 +56,7 @@ pub(super) async fn accept_by_hello(
             server_name,
             peer: None,
             certificate: None,
-            clients: PortClients::Unasked,
+            clients: ListenerClients::Unasked,
             inbox: Some(inbox),
         },
     };
@@ -77,7 +77,7 @@ async fn finish_handshake(
     let name = hello.server_name();
     let choice = listeners.choose(name.as_deref());
     let accepting = accept_received_hello(stream, hello, &listeners.trust, choice);
-    listener_transport(worker, handshake.run(accepting).await?, &listeners.clients)
+    listener_transport(worker, handshake.run(accepting).await?, listeners)
 }
 
 async fn read_hello(
