@@ -47,17 +47,12 @@ func observeCanal(o *options, all *suite) (map[string]observation, error) {
 	if err != nil {
 		return nil, err
 	}
-	gateway, err := w.gateway()
-	if err != nil {
+	if _, err := w.gateway("public", 80); err != nil {
 		return nil, err
 	}
 	seen := map[string]observation{}
 	for _, one := range all.cases {
-		host, told := outsideHost, order{Requests: one.requests, Addresses: map[string]string{"": gateway}}
-		if one.Proxy == "sidecar" {
-			host, told.Addresses = insideHost, services
-		}
-		if seen[one.name], err = w.observe(one, host, told, records); err != nil {
+		if seen[one.name], err = w.observe(one, services, records); err != nil {
 			return nil, fmt.Errorf("%s: %w", one.name, err)
 		}
 	}
@@ -65,9 +60,17 @@ func observeCanal(o *options, all *suite) (map[string]observation, error) {
 }
 
 // observe applies a case's objects, sends its requests, and deletes the objects.
-func (w *world) observe(one *testCase, host string, told order, records string) (observation, error) {
+func (w *world) observe(one *testCase, services map[string]string, records string) (observation, error) {
 	if refusal, err := w.apply(one.objects); err != nil || refusal != "" {
 		return observation{Refusal: refusal}, err
+	}
+	host, told := insideHost, order{Requests: one.requests, Addresses: services}
+	if one.Proxy == "gateway" {
+		address, err := w.gateway(one.Gateway, one.requests[0].Port)
+		if err != nil {
+			return observation{}, err
+		}
+		host, told.Addresses = outsideHost, map[string]string{"": address}
 	}
 	program, err := os.Executable()
 	if err != nil {
@@ -187,17 +190,17 @@ func (w *world) apply(text string) (refusal string, err error) {
 	return "", fmt.Errorf("canal apply: %w: %s", err, words)
 }
 
-// gateway returns the address of the Gateway that all cases share, when it serves.
-func (w *world) gateway() (string, error) {
+// gateway returns the address of a Gateway, when it serves at the port.
+func (w *world) gateway(name string, port int) (string, error) {
 	pattern := regexp.MustCompile(`198\.19\.0\.\d+`)
 	deadline := time.Now().Add(readyTimeout)
 	for {
-		words, _ := w.command("gateway", "status", tenantName+"/shop/public.istio-gateway").Output()
-		if address := pattern.Find(words); address != nil && w.isServed(string(address)) {
+		words, _ := w.command("gateway", "status", tenantName+"/shop/"+name+".istio-gateway").Output()
+		if address := pattern.Find(words); address != nil && w.isServed(fmt.Sprintf("%s:%d", address, port)) {
 			return string(address), nil
 		}
 		if time.Now().After(deadline) {
-			return "", fmt.Errorf("the Gateway does not serve after %s: %s", readyTimeout, words)
+			return "", fmt.Errorf("the Gateway %s does not serve after %s: %s", name, readyTimeout, words)
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -266,7 +269,7 @@ func writeWorld(o *options, all *suite, records string) (string, error) {
 		pods = append(pods, object{
 			"name": strings.TrimSuffix(read.Metadata.Name, "-0"), "namespace": "shop", "node": "node-1", "labels": read.Metadata.Labels,
 			"command":   []string{program, "echo", read.Metadata.Name, records},
-			"readiness": object{"tcp": object{"port": 8080}, "periodMs": 1000},
+			"readiness": object{"tcp": object{"port": 3000}, "periodMs": 1000},
 		})
 	}
 	if err := os.WriteFile(filepath.Join(o.scratch, "shared.yaml"), []byte(strings.Join(shared, "---\n")), 0o644); err != nil {

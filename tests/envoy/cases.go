@@ -22,12 +22,14 @@ type testCase struct {
 	// Proxy is `gateway`, which clients outside the mesh reach, or `sidecar`, the proxy of a client in
 	// the mesh.
 	Proxy string `json:"proxy"`
+	// Gateway is the name of the Gateway that the requests go to, in the namespace shop.
+	Gateway string `json:"gateway"`
 	// Bodies says that bodies of answers that no backend gave are compared, too.
 	Bodies bool `json:"bodies"`
 	// AnyPod says that it does not matter which pod of a Service a request reaches.
 	AnyPod bool `json:"anyPod"`
-	// Requests are the requests as they are written; request reads one.
-	Requests []string `json:"requests"`
+	// Requests are the requests, one a line.
+	Requests string `json:"requests"`
 
 	requests []request
 	// objects is the YAML of the case's own objects.
@@ -111,11 +113,16 @@ func readCase(folder, name string, base []string) (*testCase, *rendered, error) 
 	if len(parts) == 0 {
 		return nil, nil, fmt.Errorf("the file is empty")
 	}
-	one := &testCase{name: name, Proxy: "gateway", objects: strings.Join(parts[1:], "---\n")}
+	one := &testCase{name: name, Proxy: "gateway", Gateway: "public", objects: strings.Join(parts[1:], "---\n")}
 	if err := yaml.UnmarshalStrict([]byte(parts[0]), one); err != nil {
 		return nil, nil, fmt.Errorf("the case's description: %w", err)
 	}
-	for i, text := range one.Requests {
+	isTaken := map[string]bool{}
+	for i, text := range strings.Split(strings.TrimSpace(one.Requests), "\n") {
+		if isTaken[text] {
+			return nil, nil, fmt.Errorf("request %q is there twice", text)
+		}
+		isTaken[text] = true
 		read, err := readRequest(text)
 		if err != nil {
 			return nil, nil, fmt.Errorf("request %q: %w", text, err)

