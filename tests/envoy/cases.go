@@ -28,6 +28,8 @@ type testCase struct {
 	Bodies bool `json:"bodies"`
 	// AnyPod says that it does not matter which pod of a Service a request reaches.
 	AnyPod bool `json:"anyPod"`
+	// Values are texts that requests name by $NAME.
+	Values map[string]string `json:"values"`
 	// Requests are the requests, one a line.
 	Requests string `json:"requests"`
 
@@ -123,11 +125,11 @@ func readCase(folder, name string, base []string) (*testCase, *rendered, error) 
 			return nil, nil, fmt.Errorf("request %q is there twice", text)
 		}
 		isTaken[text] = true
-		read, err := readRequest(text)
+		read, err := readRequest(os.Expand(text, func(name string) string { return one.Values[name] }))
 		if err != nil {
 			return nil, nil, fmt.Errorf("request %q: %w", text, err)
 		}
-		read.ID = fmt.Sprintf("%s.%d", name, i)
+		read.Text, read.ID = text, fmt.Sprintf("%s.%d", name, i)
 		one.requests = append(one.requests, read)
 	}
 	path := filepath.Join(folder, "rendered", name+".json")
@@ -174,7 +176,7 @@ func readRequest(text string) (request, error) {
 	if len(parts) < 2 {
 		return request{}, fmt.Errorf("method and URL are needed")
 	}
-	read := request{Text: text, Method: parts[0], Host: "case.example", Port: 80, Target: parts[1], Times: 1}
+	read := request{Method: parts[0], Host: "case.example", Port: 80, Target: parts[1], Times: 1}
 	if authority, ok := strings.CutPrefix(parts[1], "http://"); ok {
 		path := strings.IndexByte(authority, '/')
 		if path < 0 {

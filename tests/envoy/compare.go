@@ -21,8 +21,9 @@ var ignoredFields = []string{
 type disagreement struct {
 	Case    string
 	Request string
-	Envoy   string
-	Canal   string
+	// Envoy and Canal are what only one of both does, one property a line.
+	Envoy []string
+	Canal []string
 }
 
 // outcome is the verdict about a case.
@@ -31,53 +32,61 @@ type outcome struct {
 	disagreements []disagreement
 	// known are the disagreements that the table explains.
 	known []knownDisagreement
-	// unused are rows of the table that explain nothing any more.
-	unused []knownDisagreement
+	// stale are rows of the table that explain nothing any more.
+	stale []knownDisagreement
 }
-
-// isHeld returns whether every disagreement is a known one, and every known one a disagreement.
-func (o *outcome) isHeld() bool { return len(o.disagreements) == 0 && len(o.unused) == 0 }
 
 // compare compares what happened to the requests of a case, one request after the other.
 func compare(one *testCase, envoy, canal observation) []disagreement {
 	if envoy.Refusal != canal.Refusal {
-		return []disagreement{{one.name, "(all)", cmp.Or(envoy.Refusal, "accepts the objects"), cmp.Or(canal.Refusal, "accepts the objects")}}
+		return []disagreement{difference(one.name, "*", describeRefusal(envoy), describeRefusal(canal))}
 	}
 	var found []disagreement
 	for _, request := range one.requests {
 		theirs, ours := describe(one, request, envoy), describe(one, request, canal)
-		if theirs != ours {
+		if !slices.Equal(theirs, ours) {
 			found = append(found, difference(one.name, request.Text, theirs, ours))
 		}
 	}
 	return found
 }
 
-// difference keeps the lines of two descriptions that differ.
-func difference(name, request, envoy, canal string) disagreement {
-	theirs, ours := strings.Split(envoy, "\n"), strings.Split(canal, "\n")
-	only := func(lines, other []string) string {
-		kept := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(other, line) })
-		return cmp.Or(strings.Join(kept, "; "), "(nothing else)")
+func describeRefusal(seen observation) []string {
+	if seen.Refusal == "" {
+		return []string{"accepts the objects"}
 	}
-	return disagreement{name, request, only(theirs, ours), only(ours, theirs)}
+	return []string{"refuses the objects: " + seen.Refusal}
+}
+
+// difference keeps the lines of two descriptions that differ. If none does, they differ in order or number.
+func difference(name, request string, envoy, canal []string) disagreement {
+	only := func(lines, other []string) []string {
+		return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(other, line) })
+	}
+	theirs, ours := only(envoy, canal), only(canal, envoy)
+	if len(theirs)+len(ours) == 0 {
+		theirs, ours = envoy, canal
+	}
+	return disagreement{name, request, theirs, ours}
 }
 
 // describe returns what happened to a request, one property a line.
-func describe(one *testCase, r request, seen observation) string {
+func describe(one *testCase, r request, seen observation) []string {
 	var lines []string
 	for _, got := range seen.Answers {
 		if got.ID == r.ID {
 			lines = append(lines, describeAnswer(one, got, len(seen.Records[r.ID]) > 0)...)
 		}
 	}
-	var attempts []string
-	for _, record := range seen.Records[r.ID] {
-		attempts = append(attempts, strings.Join(describeRecord(one, record), "\n"))
+	records := slices.Clone(seen.Records[r.ID])
+	slices.SortStableFunc(records, func(a, b received) int { // pods record for themselves
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Host, b.Host))
+	})
+	lines = append(lines, fmt.Sprintf("backends receive %d", len(records)))
+	for _, record := range records {
+		lines = append(lines, describeRecord(one, record)...)
 	}
-	slices.Sort(attempts) // pods record for themselves
-	lines = append(lines, fmt.Sprintf("backends receive %d", len(attempts)))
-	return strings.Join(append(lines, attempts...), "\n")
+	return lines
 }
 
 // describeAnswer describes what the client got.

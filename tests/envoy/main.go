@@ -22,7 +22,7 @@ const (
 Sends the requests of each case to an Envoy with istiod's configuration and to Canal, and prints for each
 feature whether both do the same: the status and header fields of the answer, the number of requests that
 backends receive, and method, path, authority, header fields and body of each. A disagreement that
-known.yaml does not explain fails, and so does a row of known.yaml that explains nothing.
+known.yaml does not explain fails. A row of known.yaml that explains nothing is reported.
 
 `
 	exitCodes = `
@@ -34,7 +34,7 @@ Without Envoy, the comparison is skipped: a line says so and counts the cases, a
 // options are the command line's.
 type options struct {
 	folder, scratch, canal, envoy, only, write string
-	isVerbose                                  bool
+	isVerbose, proposes                        bool
 }
 
 // arguments returns the options as a command line.
@@ -86,6 +86,7 @@ func start(arguments []string) (int, error) {
 	flags.StringVar(&o.only, "only", "", "compare only the cases whose name contains this")
 	flags.StringVar(&o.write, "write", "", "file to write the report to, as Markdown")
 	flags.BoolVar(&o.isVerbose, "verbose", false, "print what happened to each request, too")
+	flags.BoolVar(&o.proposes, "propose", false, "print rows for known.yaml, too, which lack the reasons")
 	switch err := flags.Parse(arguments); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0, nil
@@ -173,6 +174,9 @@ func runComparison(o *options) (int, error) {
 	}
 	result := report{envoy: version, istio: all.istio, outcomes: judge(all, known, envoy, canal)}
 	fmt.Print(result.text())
+	if o.proposes {
+		fmt.Print(propose(result.outcomes))
+	}
 	if o.write != "" && o.only == "" {
 		if err := os.WriteFile(o.write, []byte(result.markdown()), 0o644); err != nil {
 			return 2, err

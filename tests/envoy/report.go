@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -11,13 +13,20 @@ type report struct {
 	outcomes     []outcome
 }
 
+// isHeld returns whether the table explains all disagreements.
 func (r *report) isHeld() bool {
-	for i := range r.outcomes {
-		if !r.outcomes[i].isHeld() {
-			return false
-		}
+	return !slices.ContainsFunc(r.outcomes, func(o outcome) bool { return len(o.disagreements) > 0 })
+}
+
+// verdict returns the verdict about a case in a word or two.
+func (o *outcome) verdict() string {
+	switch {
+	case len(o.disagreements) > 0:
+		return "FAILED"
+	case len(o.known) > 0:
+		return fmt.Sprintf("%d known", len(o.known))
 	}
-	return true
+	return "equal"
 }
 
 // printObservations prints what happened to each request.
@@ -25,32 +34,27 @@ func printObservations(all *suite, envoy, canal map[string]observation) {
 	for _, one := range all.cases {
 		for _, request := range one.requests {
 			fmt.Printf("%s: %s\n", one.name, request.Text)
-			fmt.Printf("  Envoy: %s\n", strings.ReplaceAll(describe(one, request, envoy[one.name]), "\n", "; "))
-			fmt.Printf("  Canal: %s\n", strings.ReplaceAll(describe(one, request, canal[one.name]), "\n", "; "))
+			fmt.Printf("  Envoy: %s\n", joined(describe(one, request, envoy[one.name])))
+			fmt.Printf("  Canal: %s\n", joined(describe(one, request, canal[one.name])))
 		}
 	}
-}
-
-// counts returns the numbers of requests, of cases without a disagreement, of disagreements that are known and of
-// failures.
-func (r *report) counts() (requests, equal, known, failed int) {
-	for i := range r.outcomes {
-		result := &r.outcomes[i]
-		requests += len(result.one.requests)
-		if len(result.known)+len(result.disagreements)+len(result.unused) == 0 {
-			equal++
-		}
-		known += len(result.known)
-		failed += len(result.disagreements) + len(result.unused)
-	}
-	return requests, equal, known, failed
 }
 
 // summary is the line that closes a report.
 func (r *report) summary() string {
-	requests, equal, known, failed := r.counts()
-	return fmt.Sprintf("%d cases, %d requests: %d cases equal, %d known disagreements, %d failures",
-		len(r.outcomes), requests, equal, known, failed)
+	requests, equal, known, stale, failed := 0, 0, 0, 0, 0
+	for i := range r.outcomes {
+		result := &r.outcomes[i]
+		requests += len(result.one.requests)
+		if len(result.known)+len(result.disagreements) == 0 {
+			equal++
+		}
+		known += len(result.known)
+		stale += len(result.stale)
+		failed += len(result.disagreements)
+	}
+	return fmt.Sprintf("%d cases with %d requests: %d cases equal, %d known disagreements, %d stale rows, %d requests with an unknown disagreement",
+		len(r.outcomes), requests, equal, known, stale, failed)
 }
 
 // text returns the report as it is printed.
@@ -59,27 +63,22 @@ func (r *report) text() string {
 	fmt.Fprintf(&out, "Canal beside Envoy %s with the configuration of istiod (istio.io/istio %s)\n", r.envoy, r.istio)
 	for i := range r.outcomes {
 		result := &r.outcomes[i]
-		verdict := "equal"
-		if len(result.known) > 0 {
-			verdict = fmt.Sprintf("%d known", len(result.known))
-		}
-		if !result.isHeld() {
-			verdict = "FAILED"
-		}
-		fmt.Fprintf(&out, "%-8s %-28s %s, %d requests\n", verdict, result.one.name, result.one.Feature, len(result.one.requests))
+		fmt.Fprintf(&out, "%-8s %-24s %s, %d requests\n", result.verdict(), result.one.name, result.one.Feature, len(result.one.requests))
 		for _, d := range result.disagreements {
-			fmt.Fprintf(&out, "  %s\n    Envoy: %s\n    Canal: %s\n", d.Request, d.Envoy, d.Canal)
+			fmt.Fprintf(&out, "  %s\n    Envoy: %s\n    Canal: %s\n", d.Request, joined(d.Envoy), joined(d.Canal))
 		}
-		for _, row := range result.unused {
-			fmt.Fprintf(&out, "  %s: known.yaml explains a disagreement that there is not; fix: remove or change the row\n", row.Request)
+		for _, row := range result.stale {
+			fmt.Fprintf(&out, "  STALE: known.yaml explains a disagreement of %s that there is not; fix: remove the row\n", strings.Join(row.Requests, ", "))
 		}
 	}
 	fmt.Fprintln(&out, r.summary())
 	return out.String()
 }
 
-// verdicts say who does what a sentence says.
-var verdicts = map[string]string{"canal": "Canal does", "envoy": "Envoy does; Canal does not yet", "both": "both may"}
+// joined returns what a proxy does on one line.
+func joined(lines []string) string {
+	return cmp.Or(strings.Join(lines, "; "), "(nothing else)")
+}
 
 // markdown returns the report as a page of the documentation.
 func (r *report) markdown() string {
@@ -103,19 +102,16 @@ them again), and the reasons of disagreements tests/envoy/known.yaml.
 `, r.envoy, r.istio, r.summary())
 	for i := range r.outcomes {
 		result := &r.outcomes[i]
-		verdict := "equal"
-		if n := len(result.known); n > 0 {
-			verdict = fmt.Sprintf("%d known", n)
-		}
-		if !result.isHeld() {
-			verdict = "**failed**"
-		}
-		fmt.Fprintf(&out, "| %s | %s | %d | %s |\n", cell(result.one.Feature), result.one.name, len(result.one.requests), verdict)
+		fmt.Fprintf(&out, "| %s | %s | %d | %s |\n", cell(result.one.Feature), result.one.name, len(result.one.requests), result.verdict())
 	}
-	out.WriteString("\n## Disagreements\n\n| case, request | Envoy | Canal | what the specification says | who does it |\n|---|---|---|---|---|\n")
+	out.WriteString("\n## Disagreements\n\n| case, requests | Envoy | Canal | what the specification says | who does it |\n|---|---|---|---|---|\n")
 	for i := range r.outcomes {
 		for _, row := range r.outcomes[i].known {
-			fmt.Fprintf(&out, "| %s, `%s` | %s | %s | \"%s\" (%s) | %s |\n", row.Case, cell(row.Request), cell(row.Envoy), cell(row.Canal),
+			requests := "all"
+			if !slices.Contains(row.Requests, "*") {
+				requests = "`" + strings.Join(row.Requests, "`, `") + "`"
+			}
+			fmt.Fprintf(&out, "| %s: %s | %s | %s | \"%s\" (%s) | %s |\n", row.Case, cell(requests), cell(joined(row.Envoy)), cell(joined(row.Canal)),
 				cell(row.Sentence), cell(row.Source), verdicts[row.Verdict])
 		}
 	}
