@@ -31,6 +31,7 @@ pub const CLIENT_CA_BYTES_PER_TENANT_MAX: usize = 4 << 20;
 /// Maximum number of references of one validation, and of ports with settings of their own
 /// (Gateway API's FrontendTLSConfig).
 const REFERENCES_MAX: usize = 16;
+/// Maximum number of ports with settings of their own (Gateway API's FrontendTLSConfig).
 const PORTS_MAX: usize = 64;
 
 /// Field of a Gateway with the settings of TLS. If it is broken, all listeners for HTTPS are closed.
