@@ -25,6 +25,7 @@ pub(crate) struct ScaleArgs {
 }
 
 /// The AZs of the figure.
+/// The fewest with which services have backends away from home.
 const AZS: u32 = 2;
 /// Number of times that a plan is made. The quickest counts, because others use the machine too.
 const REPETITIONS: usize = 3;

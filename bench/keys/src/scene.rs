@@ -15,6 +15,7 @@ use crate::limits::{self, CpuCap};
 use crate::load::{self, ConnectPace, LoadRun};
 
 /// The whole world must serve within this time.
+/// `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 /// Hosts: the measured node proxy, the node of the load, the key server.
 const NODE: &str = "keys-n2";

@@ -12,6 +12,7 @@ use canal_compiler::{CompileInput, compile, service_keys};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
+/// DESIGN's largest tenant, which docs/performance.md has as a target.
 const SERVICES: usize = 10_000;
 const RULES_PER_SERVICE: usize = 10;
 

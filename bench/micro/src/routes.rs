@@ -86,6 +86,7 @@ pub const SETS: &[RuleSet] = &[
 ];
 
 /// Number of requests that lookups cycle through.
+/// More than the caches of a core hold, so that a lookup of a large set misses them.
 const REQUESTS: usize = 1 << 16;
 
 impl RuleSet {

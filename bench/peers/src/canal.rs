@@ -20,6 +20,7 @@ pub const TOKEN: &str = concat!(
 );
 
 /// Port on which a gateway reports whether it is ready.
+/// Ports of this bench begin at 18,081; each program has one of its own.
 pub const READINESS_PORT: u16 = 18_088;
 
 /// A folder with the programs of one build.

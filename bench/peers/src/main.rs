@@ -61,6 +61,7 @@ struct Flags {
 }
 
 /// Seconds of the load that determines a proxy's maximum.
+/// The result only scales the stated rates, so that a short load is enough.
 const CALIBRATION: u32 = 1;
 
 fn main() -> anyhow::Result<()> {

@@ -21,6 +21,7 @@ use crate::record::FigureFile;
 const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
 const SERVICE: u32 = 7;
 /// Sessions of clients, used in turn.
+/// With one session, its socket would always be in the cache. Nobody measured other numbers.
 const SESSIONS: u16 = 1000;
 /// Number of tunnels that they share: 10 for each of two cores.
 const TUNNELS: u16 = 20;
@@ -29,8 +30,10 @@ const TUNNEL_PORT: u16 = 40_000;
 const MAC: &str = "02:00:00:00:00:02";
 const OTHER_MAC: &str = "02:00:00:00:00:03";
 /// Size of the largest inner packet.
+/// An Ethernet frame of 1,500 bytes less the 50 of the tunnel's headers.
 const MTU: u32 = 1450;
 /// Packets before the measurement in each turn.
+/// Nobody measured a smaller number.
 const WARM: usize = 5_000;
 
 /// Number and size of the packets, and number of turns.

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use canal_world::{Topology, World, WorldOptions, WorldPlan};
 
 /// The whole world must serve within this time.
+/// `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct TierBenchWorld {

@@ -12,13 +12,19 @@ use crate::demo::traffic::{DETAILS, at};
 use crate::exit::{ExitStatus, VerbError, VerbResult};
 
 /// Requests per second of a tenant with node proxies, and of one without.
+/// They are low, because both loads and the whole mesh share one machine.
 const RATES: [(&str, &str); 2] = [("alpha", "150"), ("gamma", "50")];
 /// Duration of the load, which is longer than the changes take.
 const SECONDS: &str = "30";
 /// Time before the first change.
+/// The clients have connections by then, so that there are sessions to move.
 const LEAD: Duration = Duration::from_secs(2);
 /// Time limit for a drained replica to have no session left.
+/// A draining replica waits 5 s for buckets of other replicas' sessions
+/// (docs/design/0003-cloud-tier.md); this is twice as long.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit for a new replica to serve in the place of an old one. Nobody measured this value;
+/// the old one is drained before, so it is above [`EMPTY_WITHIN`].
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A row of `canal gateway list -o json`.

@@ -10,14 +10,17 @@ use crate::demo::traffic::{PAGE, REVIEWS, at};
 use crate::exit::VerbResult;
 
 /// Number of weight changes under load.
+/// Each moves 5 %, so that the weights go from 0 to 100 %.
 const CHANGES: u32 = 20;
 /// Load during the changes, in pages per second. Each page causes three or four requests through
 /// the mesh.
+/// With 30 pages in each pause between changes, each change meets requests.
 const PAGES_PER_SECOND: &str = "100";
 /// Duration of the load, which is longer than all changes take.
 /// The start and the pauses take 7 s, which leaves 350 ms on average for each apply.
 const LOAD_SECONDS: &str = "14";
 /// Pause between two weight changes.
+/// Shorter than the second in which a change must be in force, so that the load ends soon.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Returns the demo's own route with other weights.

@@ -14,6 +14,7 @@ use crate::signals;
 use crate::view::{Canvas, WorldSampler};
 
 /// Interval between two updates of the view.
+/// A person reads no faster, and a sample reads files of each process.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Brings up a world and stays, with a live view; ctrl-c takes it down
