@@ -38,6 +38,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .build()
         .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(process::run(flags.config(), level))?;
+    // Only tasks that block a thread are left, such as a DNS lookup. They must not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {
         ExitCode::SUCCESS

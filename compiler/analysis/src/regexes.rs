@@ -52,6 +52,7 @@ fn check_match(documents: &[Arc<Document>], http: &HttpMatch, report: &mut Analy
             ObjectKind::VirtualService => "http",
             _ => "rules",
         };
+        // A diagnostic stays short, however long the expression is.
         let short: String = expression.chars().take(80).collect();
         let problem = format!(
             "the regular expression {short:?} takes {bytes} of the {REGEXES_PER_SERVICE_BYTES_MAX} bytes that those of a Service may take"

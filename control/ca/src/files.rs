@@ -402,6 +402,7 @@ pub(crate) fn armored(label: &str, der: &[u8]) -> String {
     let mut out = format!("-----BEGIN {label}-----\n");
     let mut rest = text.as_str();
     while !rest.is_empty() {
+        // A line of PEM has 64 characters (RFC 7468 §2).
         let (line, more) = rest.split_at(rest.len().min(64));
         out.push_str(line);
         out.push('\n');

@@ -165,6 +165,7 @@ pub async fn find_sessions(
 
 fn parse_client(text: &str) -> Result<SocketAddr, Status> {
     let client: SocketAddr = text.parse().map_err(|_| {
+        // The operator chose this text; the error stays one line.
         let text: String = text.chars().take(80).collect();
         Status::invalid_argument(format!(
             "{text:?} is not a client address; fix: write ADDRESS:PORT, with an IPv6 address in brackets"

@@ -423,6 +423,7 @@ impl OpenStream {
 
     /// Records which build the subscriber runs.
     pub(crate) fn record_build(&self, version: &str) {
+        // The subscriber chose this text, which stays in memory. Canal's own are far shorter.
         self.update(|r| r.version = version.chars().take(100).collect());
     }
 

@@ -61,6 +61,7 @@ impl ClientOutput {
             .collect::<Vec<_>>()
             .join(" ")
             .chars()
+            // An expectation's line stays at two lines of a terminal.
             .take(160)
             .collect();
         match self.code {

@@ -120,6 +120,7 @@ async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbRes
         if output.stdout.trim() == expected {
             break;
         }
+        // 20 tries, two seconds together: twice the time in which a change must be in force.
         tokio::time::sleep(Duration::from_millis(100)).await;
         output = world.run(&client("alpha"), &argv).await?;
     }

@@ -78,6 +78,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         ),
     );
     let in_time = Expectation::new(
+        // The bound was chosen: an operator does not wait longer after `canal apply` returned.
         slowest < Duration::from_secs(1),
         "each change runs on every data plane within 1 s of `canal apply`",
         format!("the slowest took {} ms", slowest.as_millis()),
@@ -102,6 +103,7 @@ async fn check_final_weights(world: &DemoWorld) -> VerbResult<Expectation> {
     world
         .apply("alpha", "demo/alpha/routes.yaml", route(90, 10))
         .await?;
+    // 100 % shows that no data plane has an earlier weight.
     let is_met = report["failed"] == 0 && share(&report, "reviews-v2") >= 100.0;
     Ok(Expectation::new(
         is_met,

@@ -230,6 +230,7 @@ fn certificate(body: &[u8]) -> Result<String, ExternalCaError> {
             .filter_map(|e| e["message"].as_str())
             .collect();
         return Err(ExternalCaError::Refused(
+            // The CA chose this text; a line of the log stays readable.
             why.join("; ").chars().take(500).collect(),
         ));
     }
