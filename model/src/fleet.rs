@@ -101,8 +101,12 @@ impl ShardingRules {
 impl Default for ShardingRules {
     fn default() -> Self {
         ShardingRules {
+            // The loss of one backend leaves another at home.
             home: 2,
+            // The loss of the home AZ leaves one elsewhere.
             away: 1,
+            // If the head and one of these are lost at once, new sessions still find a replica.
+            // Nobody measured longer chains, which cost packets more hops.
             standby: 2,
         }
     }

@@ -169,6 +169,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     // For control work only: packets never leave the kernel, and probes have a thread of their own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Two, so that one that is busy does not stop the others' timers.
         .worker_threads(2)
         .enable_all()
         .build()

@@ -15,8 +15,10 @@ use canal_model::plan::Plan;
 
 #[derive(clap::Args)]
 pub(crate) struct ScaleArgs {
+    // As many services as an edge's maps hold (16,384), rounded down.
     #[arg(long, default_value_t = 16_000)]
     services: u32,
+    // The number was chosen; figure 19 uses the same.
     #[arg(long, default_value_t = 40)]
     backends: u32,
     /// Replicas of each backend.

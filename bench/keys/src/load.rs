@@ -47,11 +47,13 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "IP:PORT")]
     authority: String,
     /// Concurrent flows (closed loop), unless a rate is given
+    // As many as the lanes of a batch, where batches wait for nothing.
     #[arg(long, default_value_t = 8)]
     concurrency: usize,
     /// Flows per second (open loop)
     #[arg(long)]
     rate: Option<f64>,
+    // Hundreds of flows run in this time in the slowest mode.
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
     /// Make handshakes only: a session ends with the server's first frame, without tunnel and

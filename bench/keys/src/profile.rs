@@ -17,9 +17,11 @@ use crate::scene::{AsymmetricMode, CertificateAlgorithm, KeyBenchWorld, Network}
 pub(crate) struct ProfileFlags {
     #[arg(long, value_enum, default_value_t = CertificateAlgorithm::Ecdsa)]
     algorithm: CertificateAlgorithm,
+    // One flow at a time, so that no thread waits for another flow's work.
     #[arg(long, default_value_t = 1)]
     concurrency: usize,
     /// Seconds of load for each mode and round
+    // 25,000 samples of a busy thread.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Number of worlds in which each mode is measured, in turn

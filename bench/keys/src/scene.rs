@@ -163,6 +163,7 @@ impl KeyBenchWorld {
         let started = Instant::now();
         let once = LoadRun {
             pace: ConnectPace::Concurrency(1),
+            // Enough for one flow.
             seconds: 0.2,
             share: None,
             handshakes: false,
@@ -175,6 +176,7 @@ impl KeyBenchWorld {
                 problem if started.elapsed() > UP_WITHIN => {
                     bail!("no flow gets through: {problem:?}")
                 }
+                // As long as the try, so that the bench leaves the machine to the start.
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -352,6 +354,7 @@ fn identity(world: &World) -> anyhow::Result<PathBuf> {
         if started.elapsed() > UP_WITHIN {
             bail!("{} holds no certificate of {IDENTITY}", folder.display());
         }
+        // Short beside `UP_WITHIN`; a poll is one read of a folder.
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -260,6 +260,7 @@ async fn connect(
         .await
         .context("TLS")?;
     let (client, connection) = h2::client::Builder::new()
+        // Above every body of the bench, so that flow control delays nothing.
         .initial_window_size(1 << 20)
         .initial_connection_window_size(16 << 20)
         .handshake(tls)

@@ -187,6 +187,7 @@ pub fn service(number: usize, prefixes: impl IntoIterator<Item = String>) -> Str
 pub fn service_address(number: usize) -> String {
     format!(
         "10.{}.{}.{}",
+        // 10.64.0.0 and above: no origin has such an address.
         64 + (number >> 16),
         (number >> 8) & 255,
         number & 255

@@ -208,6 +208,7 @@ fn calibrate(
         slowest[at(row.case)] = slowest[at(row.case)].min(sample.per_second);
     }
     rows.iter_mut()
+        // At half of the slowest proxy's maximum, no proxy of the case has a queue.
         .for_each(|row| row.rate = rounded(slowest[at(row.case)] / 2.0));
     Ok(())
 }

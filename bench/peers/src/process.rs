@@ -65,6 +65,7 @@ impl PinnedProcess {
                 "{} does not listen on {address} after {START_MAX:?}",
                 argv[0]
             );
+            // Short beside `START_MAX`.
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(p)

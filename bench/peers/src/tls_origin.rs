@@ -70,6 +70,7 @@ async fn connection(acceptor: &TlsAcceptor, stream: TcpStream) -> anyhow::Result
     stream.set_nodelay(true)?;
     let tls = acceptor.accept(stream).await.context("TLS")?;
     let mut h2 = h2::server::Builder::new()
+        // Above every body of the bench, so that flow control delays nothing.
         .initial_window_size(1 << 20)
         .initial_connection_window_size(16 << 20)
         .max_concurrent_streams(STREAMS_MAX)

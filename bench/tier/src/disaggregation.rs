@@ -284,6 +284,7 @@ fn send(socket: &Socket, packets: &[(Vec<u8>, SockAddr)], count: usize) -> anyho
 /// Returns the CPU time of this thread, including its network work inside of system calls. The
 /// kernel updates it at each scheduling; the sleep causes one.
 fn cpu_ns() -> anyhow::Result<f64> {
+    // The shortest sleep that surely lets another task run.
     std::thread::sleep(Duration::from_millis(1));
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")
         .context("/proc/thread-self/schedstat")?;

@@ -118,6 +118,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
             "only {} sessions were opened within {OPEN_WITHIN:?}",
             found()?
         );
+        // A scan costs CPU that the opening of sessions needs.
         std::thread::sleep(Duration::from_secs(1));
     }
     // The last sessions exchange their first message; afterwards nothing disturbs the scans.

@@ -122,6 +122,7 @@ fn small_frames(scene: &TierBenchWorld, to: &str, seconds: u64) -> anyhow::Resul
     println!("|---|---|---|---|");
     let _impaired = scene
         .world
+        // Any delay has the link carried by the relay; this is that of a region (`DELAYS`).
         .impair("late", Impairment::delay(Duration::from_micros(500)))?;
     let mut highest = 0.0_f64;
     // Offered rates rise until the relay cannot carry them.

@@ -96,6 +96,7 @@ impl TierBenchWorld {
                 client_output if started.elapsed() > UP_WITHIN => {
                     bail!("{url} does not answer in {host}: {client_output:?}")
                 }
+                // Short beside `UP_WITHIN`.
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -117,6 +118,7 @@ impl TierBenchWorld {
                 None if started.elapsed() > UP_WITHIN => {
                     bail!("web.default has no address in {host}: {client_output:?}")
                 }
+                // Short beside `UP_WITHIN`.
                 None => std::thread::sleep(Duration::from_millis(200)),
             }
         }

@@ -276,6 +276,7 @@ impl TenantAuthority {
             identity: &identity,
             names: &[],
             rsa: false,
+            // The certificate is verified and dropped, so it has the shortest lifetime.
             lifetime_seconds: 60,
         };
         let issued = self.issue(&probe_request, now).map_err(|e| e.to_string())?;

@@ -112,6 +112,7 @@ struct NameArgs {
 #[derive(Debug, Args)]
 struct LimitArgs {
     /// Wait at most this many seconds; 0: do not wait
+    // Persistent sessions may need minutes to end. Nobody measured this value.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     timeout: u64,
 }

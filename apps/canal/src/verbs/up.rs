@@ -33,6 +33,7 @@ pub(crate) struct UpArgs {
     #[arg(short, long)]
     quiet: bool,
     /// Seconds to wait for all processes to be ready
+    // A start takes a few seconds; the rest is for a busy machine.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     wait: u64,
 }

@@ -154,6 +154,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
     );
     let mut outcome = LoadOutcome::default();
     let (mut next, mut waiting) = (begun, 0_u64);
+    // One epoll_wait returns as many; the rest come with the next.
     let mut events = Vec::with_capacity(256);
     loop {
         let now = Instant::now();

@@ -137,6 +137,7 @@ impl BenchMesh {
                 "the gateway is not ready after {READY_MAX:?}: {lacking}; its output: {}",
                 log_text()
             );
+            // Short beside `READY_MAX`.
             std::thread::sleep(Duration::from_millis(50));
         }
         gateway.settle()?;
