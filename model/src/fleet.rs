@@ -95,6 +95,7 @@ pub struct ShardingRules {
 
 impl ShardingRules {
     /// Maximum number of backends of a service.
+    /// A set of backends then fits into 128 bits, with 16 for each (`canal_planner`).
     pub const BACKENDS_PER_SERVICE_MAX: usize = 8;
 }
 

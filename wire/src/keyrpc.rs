@@ -27,6 +27,7 @@ pub use issuer_chain::{IssuerChain, IssuerSerial};
 pub use refusal::{KeyRefusal, RefusalAttribution};
 
 /// TCP port of key servers.
+/// The next after the controller's (`CONTROLLER_PORT`); Istio uses no such port.
 pub const PORT: u16 = 15013;
 /// ALPN protocol of the channel between requesters and key servers.
 pub const ALPN: &[u8] = b"canal-keys/1";

@@ -79,6 +79,7 @@ pub const SHARE_ROWS_MAX: usize = 4096;
 /// With at most 16 of a tenant ([`OMITTED_PER_TENANT_MAX`]), 64 tenants or more are named.
 pub const OMITTED_MAX: usize = 1024;
 /// Maximum number of omitted resources of one tenant in a share report: enough to find the cause.
+/// The controller shows as many refused resources of one tenant.
 pub const OMITTED_PER_TENANT_MAX: usize = 16;
 /// Maximum size of one share report: 4,096 rows of at most 150 bytes, and 1,024 resources with
 /// names and reasons of a few hundred bytes.

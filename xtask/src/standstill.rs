@@ -21,6 +21,7 @@ const REAL_TIME: &str = "1";
 /// docs/testing.md states both limits. Nobody measured others.
 const STALL_MAX: Duration = Duration::from_millis(100);
 /// Maximum time that the host took away, in percent of the try.
+/// docs/testing.md states it. Nobody measured another value.
 const STEAL_PERCENT_MAX: f64 = 2.0;
 
 /// Disturbance of the machine during a try.

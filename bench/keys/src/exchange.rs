@@ -13,6 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// A ClientHello and the client's flight with its certificate have about as many.
 const BYTES: usize = 1300;
 /// Time until a response: a signature and a key exchange.
+/// It only has to be long enough that the requester sleeps meanwhile.
 const WORK: Duration = Duration::from_micros(200);
 /// Exchanges before the measured ones, so that caches and the scheduler have settled. Nobody
 /// measured fewer.

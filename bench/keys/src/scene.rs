@@ -24,7 +24,9 @@ const KEYS: &str = "ks-1";
 /// Identity of the load's pod, and name of the application's.
 const IDENTITY: &str = "spiffe://keys.example/ns/default/sa/load";
 const APP: &str = "keys/default/web-0";
+/// Port of the application in the world's file.
 const APP_PORT: u16 = 8080;
+/// `canal_wire::hbone::HBONE_PORT`.
 const HBONE_PORT: u16 = 15008;
 /// AWS-LC's setting that hides features of the processor: everything in CPUID's leaf 7.
 pub(crate) const MASK: (&str, &str) = ("OPENSSL_ia32cap", ":0");

@@ -9,6 +9,7 @@ use canal_h1::{
 
 use crate::BenchOperation;
 
+/// A request as wrk sends it.
 const SMALL_REQUEST: &[u8] =
     b"GET /productpage HTTP/1.1\r\nHost: productpage.bookinfo:9080\r\n\r\n";
 const SMALL_RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 21 Nov 2026 03:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: 23\r\nConnection: keep-alive\r\n\r\n";

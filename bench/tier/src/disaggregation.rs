@@ -19,12 +19,14 @@ use crate::frames::{PORT, datagram, in_tunnel};
 use crate::record::FigureFile;
 
 const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
+/// Id of the only service; any number will do.
 const SERVICE: u32 = 7;
 /// Sessions of clients, used in turn.
 /// With one session, its socket would always be in the cache. Nobody measured other numbers.
 const SESSIONS: u16 = 1000;
 /// Number of tunnels that they share: 10 for each of two cores.
 const TUNNELS: u16 = 20;
+/// `canal_wire::tier::TUNNEL_PORT`.
 const TUNNEL_PORT: u16 = 40_000;
 /// MAC address of the receivers' devices, and one that no device has.
 const MAC: &str = "02:00:00:00:00:02";

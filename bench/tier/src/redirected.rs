@@ -25,6 +25,7 @@ const CLIENT: &str = "hop/default/client-0";
 const EDGE: &str = "edge-1";
 const REPLICAS: [&str; 3] = ["gw-1", "gw-2", "gw-3"];
 /// Number of redirections of each packet to the tier.
+/// A world has three replicas, so that a packet passes at most two others.
 const REDIRECTIONS: [usize; 3] = [0, 1, 2];
 /// One-way delays of each replica's link. `None`: the links have no relays.
 /// It makes round trips of 0.5 ms, as between hosts of one AZ.

@@ -41,6 +41,7 @@ pub(crate) struct DirectSize {
 /// Maximum CPU relative to a pair of HAProxy, and minimum bulk rate relative to no mesh.
 /// Both are the targets of docs/performance.md.
 const CPU_MAX: f64 = 0.85;
+/// A third of the rate without a mesh, which encrypts nothing.
 const BULK_MIN: f64 = 1.0 / 3.0;
 
 /// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (with HTTP/2

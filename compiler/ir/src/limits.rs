@@ -125,6 +125,8 @@ pub const TEXT_BYTES_MAX: usize = 4096;
 pub const REGEX_BYTES_MAX: usize = 1024;
 /// Maximum depth of groups, classes and repetitions in a regular expression; less than a gateway
 /// allows.
+/// A gateway's limit is 100 (`dataplane/router/src/regexes.rs`), and it nests some expressions in
+/// groups of its own.
 pub const REGEX_NESTING_MAX: u32 = 90;
 /// Maximum memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a
 /// quarter of a million states.

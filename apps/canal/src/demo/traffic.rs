@@ -27,9 +27,13 @@ fn host(v6: bool, service: u8) -> String {
 pub(crate) const PAGE: u8 = 10;
 /// Number of a service that calls no other one, and names its tenant in `x-served-by`.
 pub(crate) const DETAILS: u8 = 11;
+/// Number of the service that calls `ratings`.
 pub(crate) const REVIEWS: u8 = 12;
+/// Number of the service that echoes gRPC.
 const ECHO: u8 = 31;
+/// Number of the service for WebSockets.
 const WS: u8 = 32;
+/// Number of the service that speaks Redis' protocol, which is plain TCP for the mesh.
 const REDIS: u8 = 33;
 
 /// Returns the name of the IP family for messages.
