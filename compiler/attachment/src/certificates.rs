@@ -133,6 +133,7 @@ impl<'a> CertificateIndex<'a> {
             }
         }
         match first_fault {
+            // One usable certificate keeps the listener open.
             Some(fault) if named.is_empty() => Err(fault),
             _ => Ok(named),
         }

@@ -298,6 +298,7 @@ impl<'a> AuthorityIndex<'a> {
             }
             (CERTIFICATES_GROUP, "ClusterTrustBundle") => {
                 let text = format!("ClusterTrustBundle {name}");
+                // The kind is cluster-scoped.
                 if reference.namespace.is_some() {
                     let problem = format!("{text} has no namespace");
                     return Err(refusal(problem, "remove namespace from the reference"));
@@ -317,6 +318,7 @@ impl<'a> AuthorityIndex<'a> {
             }
         };
         match ca {
+            // It is pending, because the object may be created later.
             None => Err(ReferenceProblem {
                 is_pending: true,
                 ..refusal(

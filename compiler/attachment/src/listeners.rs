@@ -294,6 +294,7 @@ fn accepted_classes(
             sink: &mut *sink,
         };
         let (name, spec) = (&class.object.metadata.name, &class.object.spec);
+        // Another controller may serve the class, so this is no error.
         if spec.controller_name != CONTROLLER_NAME {
             let short = shorten(&spec.controller_name);
             let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
@@ -729,6 +730,7 @@ fn protocol(
         "HTTPS" => (ListenerProtocol::Https, None),
         "TCP" => (ListenerProtocol::Tcp, None),
         "TLS" => (ListenerProtocol::Tls, None),
+        // Gateway API knows it, so it is no typing error as below.
         "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             let found = (Code::UnsupportedProtocol, problem);
