@@ -65,6 +65,7 @@ async fn streams_and_names() {
         > 1.0
         && Instant::now() < until
     {
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those
@@ -155,6 +156,7 @@ async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
     let until = Instant::now() + wait_limit();
     while fixture.metric(&of_alpha("max")).await > 1.0 {
         assert!(Instant::now() < until, "the Tenant's share is not in force");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // Held until here: a dropped stream would give back what it takes of the share.

@@ -144,6 +144,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         .is_err()
     {
         assert!(Instant::now() < until, "the principals were not read again");
+        // This pause and those below are short beside the 1.5 s of silence that are measured.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     println!("{SERVICES} services: started");
