@@ -176,6 +176,7 @@ fn measure(
         // One concurrency for all shares, so that only the share differs.
         cells.add(
             FigureRow::Share(at),
+            // 32 flows at once keep a whole core busy, so that any share is used up.
             run(ConnectPace::Concurrency(32), Some(share), false)?,
         );
     }

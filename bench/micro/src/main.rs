@@ -65,6 +65,7 @@ fn compile() -> ExitCode {
         println!("{name:<44} {ms:>10.1} {bar_ms:>10.1}{missed}");
     };
     let first = (0..COMPILES).map(|_| bench.compile()).collect();
+    // Both bars are targets of docs/performance.md.
     row("compile of all objects", first, Duration::from_secs(5));
     eprintln!("changing {CHANGES} routes, one at a time ...");
     let changes = (0..CHANGES).map(|at| bench.change(at)).collect();

@@ -12,7 +12,7 @@ use crate::record::FigureFile;
 use crate::scene::TierBenchWorld;
 
 /// Round trips of one measurement.
-/// Their 99th percentile then has ten values above it.
+/// The median of so many is stable. With the longest delay they take 40 s.
 const ROUND_TRIPS: &str = "1000";
 /// Delays of the link, in microseconds, whose precision is measured.
 /// None, those of a region, and that of a distant one.

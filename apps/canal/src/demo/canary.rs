@@ -79,6 +79,7 @@ async fn measure(
         "-n",
         &count,
         "-c",
+        // Nobody measured other numbers of connections.
         "8",
         "--served-by",
         header,
@@ -113,6 +114,7 @@ pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectatio
                 "load",
                 &url,
                 "-n",
+                // A wrong 1 % of the requests shows among 200 in 87 of 100 runs.
                 "200",
                 "-c",
                 "4",

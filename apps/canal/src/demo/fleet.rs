@@ -96,6 +96,7 @@ pub(crate) async fn run(
             "-r",
             rate,
             "-c",
+            // Some connections for each of the replicas, so that a drain has sessions to move.
             "8",
             "-d",
             SECONDS,
@@ -130,6 +131,7 @@ async fn drain(world: &DemoWorld) -> VerbResult<Expectation> {
     let busiest = busiest(&replicas(world).await?, |_| true)?;
     let started = Instant::now();
     let output = world
+        // Longer than `EMPTY_WITHIN`, so that a slow drain is reported with its time.
         .canal(&["gateway", "drain", &busiest.name, "--timeout", "30"])
         .await?;
     let took = started.elapsed();
@@ -152,6 +154,7 @@ async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
     let old = busiest(&replicas(world).await?, |r| r.state == "active")?;
     let started = Instant::now();
     let output = world
+        // The verb waits for as long as the expectation allows (`REPLACED_WITHIN`).
         .canal(&["gateway", "replace", &old.name, "--timeout", "30"])
         .await?;
     let took = started.elapsed();

@@ -107,6 +107,7 @@ async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbRes
     let argv = [
         "curl",
         "-sS",
+        // It only ends a request that hangs.
         "--max-time",
         "5",
         "-o",
