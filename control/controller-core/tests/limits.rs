@@ -324,6 +324,7 @@ async fn wait_for_close(connection: &mut tokio_rustls::client::TlsStream<TcpStre
 
 #[tokio::test]
 async fn silent_connections_block_no_other_and_are_closed() {
+    // A share of 25 % is nine of the 36 that the provider's part leaves.
     const PLACES: usize = 40;
     let mut limits = ControllerLimits {
         unauthenticated: PLACES,
@@ -387,6 +388,7 @@ async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
 
 #[tokio::test]
 async fn one_nodes_requests_block_no_other_nodes_certificates() {
+    // Large beside the tokens that come back while the test runs, one a second.
     const BURST: u32 = 60;
     let limits = ControllerLimits {
         tenant_rate: CertificateRate {
