@@ -35,7 +35,8 @@ pub struct HashBalancer {
     moved: Option<Box<[u16]>>,
 }
 
-/// Stands for an endpoint that a set has no longer.
+/// Stands for an endpoint that a set has no longer. Positions end below it
+/// (`HASHED_ENDPOINTS_MAX`).
 const GONE: u16 = u16::MAX;
 
 /// A hash table, and the endpoints of which it was built.

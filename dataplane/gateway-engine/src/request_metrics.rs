@@ -19,7 +19,8 @@ use smallvec::SmallVec;
 use crate::request_fields::{FIELDS, FieldValue, FinishedTraffic, RequestField};
 
 /// Most series that a worker finds by number. At the limit it forgets all of them, which costs only
-/// new lookups.
+/// new lookups. It is near the 10,000 label sets that a metric family may have; further ones are
+/// counted under `other`.
 const SERIES_MAX: usize = 8192;
 
 /// Labels of requests, in the order of their fields.

@@ -35,7 +35,7 @@ pub use spread::{SpreadConfig, Steering};
 /// one, which cannot be stale.
 const OPENS_MAX: u32 = 3;
 /// Time during which a bucket whose connection could not be opened, or failed, is not selected
-/// again.
+/// again. As long as a node ejects a gateway at most; the other buckets serve meanwhile.
 const FAILED_BUCKET_PAUSE: Duration = Duration::from_secs(30);
 /// Time after a failed connection before another one is opened next to those that are up. A node
 /// ejects a gateway that failed for as long at first.

@@ -20,7 +20,8 @@ use sha2::{Digest, Sha256};
 /// for 64 KiB of them, and clients get them before they prove anything.
 const HINT_BYTES_MAX: usize = 16 << 10;
 
-/// Maximum length of a client's subject in `x-forwarded-client-cert`, in bytes.
+/// Maximum length of a client's subject in `x-forwarded-client-cert`, in bytes. Subjects of a few
+/// names have some hundred bytes; the header shares the 64 KiB of a head with others.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
 /// What is known of the client of a listener that validates clients.

@@ -355,7 +355,7 @@ const fn fatal_alert(code: u8) -> [u8; 7] {
 
 /// The alert unrecognized_name (RFC 6066 §3).
 const UNRECOGNIZED_NAME: [u8; 7] = fatal_alert(112);
-/// The alert internal_error: the client can do nothing about it.
+/// The alert internal_error: the client can do nothing about it. Number 80 of RFC 8446 §6.2.
 const INTERNAL_ERROR: [u8; 7] = fatal_alert(80);
 
 /// Performs the handshake as the server, with the terminator that `choose` returns for the client's

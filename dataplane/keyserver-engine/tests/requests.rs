@@ -60,6 +60,7 @@ fn verify(leaf: &[u8], scheme: u16, input: &[u8], signature: &[u8]) {
         .unwrap();
 }
 
+/// Signature schemes of RFC 8446 §4.2.3: ecdsa_secp256r1_sha256, rsa_pss_rsae_sha256.
 const ECDSA: u16 = 0x0403;
 const RSA_PSS: u16 = 0x0804;
 

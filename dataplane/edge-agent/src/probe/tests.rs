@@ -72,6 +72,7 @@ async fn replica(answer: Option<&'static str>, close: bool) -> (SocketAddr, Arc<
 
 const READY: &str = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nready\n";
 const DRAINING: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n";
+/// Time for what must happen, on a quiet machine; `deadline` extends it.
 const LONG: Duration = Duration::from_secs(5);
 
 #[tokio::test]

@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 use super::cache::TokenMemory;
 use super::keys::{JwkKey, JwsAlgorithm, KeySet, SignatureCheck};
 
-/// Largest accepted token, in bytes.
+/// Largest accepted token, in bytes. A quarter of a request's head (`HEAD_BYTES_CAP`, 64 KiB), in
+/// which four tokens (`TOKENS_MAX`) of this length would just fit.
 pub(crate) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// Permitted difference between clocks, seconds.
 /// As Envoy's default of `clock_skew_seconds`.

@@ -13,9 +13,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
-/// Most keys of one key set; further ones are ignored.
+/// Most keys of one key set; further ones are ignored. A set has a key or two for each algorithm,
+/// and twice as many during a rotation; nobody measured more.
 pub(crate) const KEYS_MAX: usize = 64;
-/// Most keys that are tried for a token that names none of them.
+/// Most keys that are tried for a token that names none of them. Only keys of the token's kind
+/// count: an old and a new one during a rotation. Each costs a verification of the signature.
 pub(crate) const UNNAMED_KEYS_MAX: usize = 4;
 /// Permitted sizes of an RSA modulus in bytes: 2048 to 8192 bits, as the verification requires.
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;

@@ -10,6 +10,7 @@ use canal_model::authorization::PolicyTarget;
 
 use super::*;
 
+/// Any time in which the tests' tokens are valid; January 2027.
 const NOW: u64 = 1_800_000_000;
 
 enum Signer {

@@ -16,7 +16,7 @@ use crate::permit::{ConnectionPermit, HandshakePermit};
 use crate::worker::Worker;
 
 /// Maximum length of the records with a ClientHello, in bytes. Those with post-quantum keys have
-/// less than 2 KiB.
+/// less than 2 KiB. It is the longest plaintext of one record (RFC 8446 §5.1).
 pub(super) const CLIENT_HELLO_BYTES_MAX: usize = 16 << 10;
 
 /// Reads until the ClientHello is complete, and terminates TLS if one of the port's `listeners` is to.
