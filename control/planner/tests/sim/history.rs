@@ -23,10 +23,9 @@ pub(crate) const REPLICAS_MAX: usize = 9;
 const SERVICES: u32 = 3;
 /// As many as [`SERVICES`]; the number was chosen.
 const MORE_SERVICES: u32 = 3;
-/// Steps of a history. The number was chosen: most connections of a history begin and end within
-/// it.
+/// Steps of a history. The number was chosen.
 const STEPS: usize = 130;
-/// Connections that are open at one time, at most. The number was chosen.
+/// Connections of one history, at most. The number was chosen.
 const CONNECTIONS_MAX: usize = 12;
 
 /// The kind of a packet within its connection.
