@@ -129,6 +129,7 @@ fn measure(
         &[
             &["sessions"],
             &*targets.iter().map(String::as_str).collect::<Vec<_>>(),
+            // A second of 40 sessions opens the tunnels and resolves the neighbours.
             &["-n", "40", "-d", "1"],
         ]
         .concat(),
