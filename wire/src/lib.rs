@@ -60,7 +60,7 @@ pub const OBSERVE_ANSWER_COST: u64 = 64;
 /// way.
 pub const OBSERVE_DATA_BYTES_MAX: usize = 32 << 10;
 /// Maximum number of concurrent observations of one data plane; the controller starts no more.
-/// A tenant's default share are 25 % of it. Nobody measured this value.
+/// A tenant's default share is 25 % of it. Nobody measured this value.
 pub const OBSERVATIONS_PER_DATA_PLANE_MAX: usize = 64;
 /// Longest duration of an observation.
 /// It ends what an operator forgot. Nobody measured this value; a longer one is begun again.

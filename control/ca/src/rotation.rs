@@ -56,7 +56,7 @@ impl Default for RotationTimeouts {
             // A TLS handshake ends after 10 s at most. Nobody measured this value; the operator
             // sets it by `--ca-retire-grace`.
             grace: 60,
-            // Ten times the grace. It only decides when the operator is told.
+            // Ten times the grace. It only decides when the operator is warned.
             overdue: 600,
         }
     }
