@@ -187,8 +187,8 @@ fn decide_pause(has_set: bool, failures: u32, refresh: Duration) -> Duration {
         0 => refresh,
         // The last good set stays in use, so the failure is not urgent.
         _ if has_set => refresh,
-        // The cap only keeps the shift from overflowing: 2^16 seconds exceed every refresh
-        // interval.
+        // The cap keeps the shift from overflowing. 2^16 seconds are 18 hours, so that only a longer
+        // refresh interval is not reached.
         n => RETRY.saturating_mul(1 << (n - 1).min(16)).min(refresh),
     }
 }
