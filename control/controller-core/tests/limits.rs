@@ -39,6 +39,7 @@ async fn refused(fixture: &ControllerFixture, reason: &str) {
 async fn streams_and_names() {
     let mut limits = ControllerLimits {
         streams: 2,
+        // One less than the names that are subscribed to below.
         names: 4,
         ..ControllerLimits::default()
     };
