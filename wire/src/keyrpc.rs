@@ -50,8 +50,8 @@ pub const BEGIN_BYTES_MAX: usize = 16 << 10;
 /// Canal itself offers one or two.
 pub const PROTOCOLS_MAX: usize = 8;
 /// Maximum number of identities that a client may expect of its server.
-/// They are the identities of a service's workloads. Nobody measured this value; a frame with more
-/// is refused.
+/// Canal's nodes expect one, a pod's or a gateway's. Nobody measured this value; a frame with more is
+/// refused.
 pub const EXPECTED_MAX: usize = 64;
 /// Maximum number of certificates in a chain.
 /// A peer accepts eight (`CHAIN_CERTIFICATES_MAX`), so no chain in use is longer.

@@ -47,7 +47,7 @@ const TRIES: usize = 5;
 /// As long as the longest job of the gate may take (`LIMIT_MAX`).
 const TRY_MAX: Duration = Duration::from_secs(900);
 /// Exit status if the machine was too busy for a verdict.
-/// It differs from 1, which means that a bound does not hold, and from clap's 2.
+/// It differs from 1, which means that a bound does not hold, and from 2, a wrong command.
 const NO_VERDICT: u8 = 3;
 
 /// A test, and the job that runs its program.

@@ -31,8 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     canal_runtime::raise_file_limit(0);
     // The runtime serves channels and control work; cryptography has its own threads.
-    // Four read and write more frames than the cryptography of a large machine answers. Nobody
-    // measured this value.
+    // Nobody measured more than four threads; they only read and write frames.
     let threads = sys::cores().len().clamp(1, 4);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
