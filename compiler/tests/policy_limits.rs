@@ -631,6 +631,7 @@ fn preferences_of_a_tenant() {
 #[test]
 fn comparisons_of_offload_preferences() {
     // Each preference is compared with each of the pods.
+    // With 2,000, the limit allows 500 preferences, fewer than the limit on their number.
     const PODS: usize = 2000;
     let mut pods = String::new();
     for at in 0..PODS {

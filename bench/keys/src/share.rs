@@ -32,9 +32,12 @@ pub(crate) struct ShareFlags {
 /// and 100 to 200 ms).
 const RESPONSE_TIMES_MS: [u32; 3] = [0, 45, 150];
 /// Requests of one client on one connection; the first is not counted.
+/// More would only lengthen the run, which takes 150 ms for each at the slowest.
 const REQUESTS: usize = 20;
+/// Time within which the world serves; `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 /// Time after which every identity has a key; keys are generated one after the other.
+/// Nobody measured this value.
 const KEYS_WITHIN: Duration = Duration::from_secs(3);
 const APP: &str = "keys/default/web-0";
 const CLIENT: &str = "keys/default/client-0";

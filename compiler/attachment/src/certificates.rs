@@ -16,6 +16,8 @@ use canal_model::policy::secret::{Secret, SecretProblem, TLS_SECRET};
 use crate::{DocumentReport, GROUP, Written, shorten};
 
 /// Maximum number of certificates of one tenant's listeners, counted once for each Gateway.
+/// These are two for each of 512 listeners of a Gateway. Nobody measured this value; gateways hold
+/// all of them, with their keys.
 pub const CERTIFICATES_PER_TENANT_MAX: usize = 1024;
 /// Maximum length of those certificates with their keys, in bytes of PEM.
 /// On average it leaves 8 KiB for each of the certificates above, chain and key included.
@@ -154,6 +156,7 @@ impl<'a> CertificateIndex<'a> {
             }
         }
         match first_fault {
+            // One usable certificate keeps the listener open.
             Some(fault) if named.is_empty() => Err(fault),
             _ => Ok(named),
         }

@@ -31,6 +31,7 @@ pub const CLIENT_CA_BYTES_PER_TENANT_MAX: usize = 4 << 20;
 /// Maximum number of references of one validation, and of ports with settings of their own
 /// (Gateway API's FrontendTLSConfig).
 const REFERENCES_MAX: usize = 16;
+/// Maximum number of ports with settings of their own (Gateway API's FrontendTLSConfig).
 const PORTS_MAX: usize = 64;
 
 /// Field of a Gateway with the settings of TLS. If it is broken, all listeners for HTTPS are closed.
@@ -356,6 +357,7 @@ impl<'a> AuthorityIndex<'a> {
             }
             (CERTIFICATES_GROUP, "ClusterTrustBundle") => {
                 let text = format!("ClusterTrustBundle {name}");
+                // The kind is cluster-scoped.
                 if reference.namespace.is_some() {
                     let problem = format!("{text} has no namespace");
                     return Err(refusal(problem, "remove namespace from the reference"));
@@ -375,6 +377,7 @@ impl<'a> AuthorityIndex<'a> {
             }
         };
         match ca {
+            // It is pending, because the object may be created later.
             None => Err(ReferenceProblem {
                 is_pending: true,
                 ..refusal(

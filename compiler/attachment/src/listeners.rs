@@ -37,12 +37,16 @@ pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
 /// Name of the GatewayClass that every tenant has without an object.
 pub const DEFAULT_CLASS: &str = "canal";
 /// Maximum number of listeners of one tenant.
+/// These are eight Gateways of the largest size (`LISTENERS_PER_GATEWAY_MAX`). Nobody measured this
+/// value.
 pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
 /// listener of a parent, each part of a selector of namespaces, and each host.
 /// About 4,000 routes on Gateways with all 4,096 listeners of a tenant cost as many.
+/// Nobody measured this value.
 pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
 /// Port at which gateway replicas take HBONE, on every address.
+/// It is `canal_wire::hbone::HBONE_PORT`, so a listener cannot have it.
 pub(crate) const HBONE_PORT: u16 = 15008;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
@@ -295,6 +299,7 @@ fn accepted_classes(
             sink: &mut *sink,
         };
         let (name, spec) = (&class.object.metadata.name, &class.object.spec);
+        // Another controller may serve the class, so this is no error.
         if spec.controller_name != CONTROLLER_NAME {
             let short = shorten(&spec.controller_name);
             let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
@@ -731,6 +736,7 @@ fn protocol(
         "HTTPS" => (ListenerProtocol::Https, None),
         "TCP" => (ListenerProtocol::Tcp, None),
         "TLS" => (ListenerProtocol::Tls, None),
+        // Gateway API knows it, so it is no typing error as below.
         "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             let found = (Code::UnsupportedProtocol, problem);

@@ -290,6 +290,7 @@ impl ServerReader<'_, '_, '_> {
     ) -> bool {
         let settings = server.tls.as_ref();
         match (protocol, settings) {
+            // Serving it without the settings would send plaintext where the author wanted TLS.
             (ListenerProtocol::Tcp, Some(_)) => {
                 let problem = "a server for TCP has no TLS settings";
                 let fix = "use protocol: TLS, or remove the settings";
@@ -313,6 +314,7 @@ impl ServerReader<'_, '_, '_> {
                 }
                 tls.https_redirect
             }
+            // The server works without it, so a warning is enough.
             (protocol, Some(tls)) if *protocol != ListenerProtocol::Http && tls.https_redirect => {
                 let problem = "only a server for HTTP redirects to HTTPS";
                 let field = format!("{field}.tls.httpsRedirect");
@@ -343,6 +345,7 @@ impl ServerReader<'_, '_, '_> {
             return Vec::new();
         }
         let (name, names) = (tls.credential_name.as_ref(), &tls.credential_names);
+        // Either could be what the author wants to serve.
         if name.is_some() && !names.is_empty() {
             let problem = "only one of credentialName and credentialNames may be set";
             let field = format!("{field}.credentialNames");

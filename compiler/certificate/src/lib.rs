@@ -123,6 +123,7 @@ fn entry(secret: &Secret, name: &str) -> Result<String, SecretProblem> {
 /// Fails if one of them is malformed or exceeds a limit, or if they do not belong together.
 pub fn parse(chain: &str, key: &str) -> Result<ServingCertificate, SecretProblem> {
     let bytes = chain.len() + key.len();
+    // The size comes first, so that a large text is not parsed.
     if bytes > SERVING_CERTIFICATE_BYTES_MAX {
         return Err(problem(
             format!(

@@ -14,6 +14,8 @@ use canal_ir::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 /// Number of collected diagnostics at which duplicates are removed and the limit is applied. One
 /// object on many services repeats its mistakes for each, so the list would grow far beyond the
 /// limit until the end.
+/// At most half of them are left then, the limit of errors and that of warnings, so that the next
+/// time comes after as many more.
 const COMPACT_AT: usize = 4 * DIAGNOSTICS_OF_SEVERITY_MAX;
 
 /// The diagnostics of one compile.

@@ -386,6 +386,8 @@ fn numbers(numbers: &[u32]) -> String {
     let shown: Vec<String> = numbers
         .iter()
         .map(|n| {
+            // Precedence stores some numbers as u32::MAX minus the number, so that larger ones come
+            // first.
             if *n > u32::MAX / 2 {
                 format!("-{}", u32::MAX - n)
             } else {

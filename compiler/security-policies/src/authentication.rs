@@ -256,6 +256,7 @@ fn key_set(
 ) -> Option<String> {
     const CLOSED: &str = "so no token of this issuer is valid";
     let (field, keys) = match (&written.jwks, &written.jwks_uri) {
+        // Either could be the set that the author trusts.
         (Some(_), Some(_)) => {
             reading.error(
                 Code::ConflictingFields,

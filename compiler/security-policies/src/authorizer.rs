@@ -16,6 +16,8 @@ use crate::values::header;
 use crate::{PolicyResolver, key};
 use canal_diagnostics::{DiagnosticCollector, Sourced};
 
+/// Timeout of a check whose ExternalAuthorizer has none. Nobody measured this value; it is how long
+/// a request waits for an authorizer that hangs.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 
 pub fn resolve(

@@ -14,6 +14,7 @@ use canal_model::trust::Termination;
 use canal_ir::text_security;
 
 /// Maximum number of places that one diagnostic names.
+/// They suffice to find the cause, and a policy may apply to thousands.
 const SHOWN_MAX: usize = 3;
 
 /// All pods that clients can reach. Pods of one namespace with equal labels and services form one

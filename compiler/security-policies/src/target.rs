@@ -90,6 +90,7 @@ pub(crate) fn targets<T>(
             return widest();
         }
         (Some(one), None) => vec![("spec.targetRef".to_owned(), one)],
+        // It could mean no target or every one.
         (None, Some([])) => {
             reading.breaks(
                 Code::MissingField,

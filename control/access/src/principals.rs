@@ -169,6 +169,7 @@ impl Principals {
                 )),
             }
         }
+        // A file with a fault is refused whole: a part would lock out the principals of the rest.
         if faults.is_empty() {
             Ok(Self { entries, backends })
         } else {

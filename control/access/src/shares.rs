@@ -19,7 +19,7 @@ use canal_runtime::{
 };
 
 /// Maximum number of changes of all tenants that wait for the writer or are being prepared.
-/// A tenant's default share are 23 of them: 10 % of what the provider's part leaves. Nobody
+/// A tenant's default share is 23 of them: 10 % of what the provider's part leaves. Nobody
 /// measured this value; memory is bounded by [`QUEUED_CHANGE_BYTES_MAX`].
 pub const QUEUED_CHANGES_MAX: u64 = 256;
 /// Maximum bytes of the changes of all tenants that wait or are being prepared.

@@ -183,6 +183,7 @@ fn check_names(csr: &X509CertificationRequest<'_>, requested: &Identity) -> Resu
                         && *uri != requested
                     {
                         return Err(CsrError::Name {
+                            // The client chose this text; the error stays a few lines long.
                             named: uri.chars().take(200).collect(),
                             requested,
                         });

@@ -40,11 +40,12 @@ pub const LOG_DELTAS_MAX: usize = 1024;
 pub const LOG_CHANGES_MAX: usize = 100_000;
 /// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed
 /// resources.
-/// A replaced resource counts at least [`RESOURCE_BYTES`], so that the log has at most 4,096. The
+/// A replaced resource counts at least `RESOURCE_BYTES`, so that at most 4,096 of them are kept. The
 /// log stays after a tenant became small, so it is small beside the default share of 24 MiB.
 pub const LOG_BYTES_MAX: usize = 2 << 20;
 /// Bytes of memory of a resource beside its body and its decoded value, which is about as large as
 /// the body.
+/// Nobody measured it alone; too much only shortens the log.
 const RESOURCE_BYTES: usize = 512;
 
 /// Version of a resource: the first 128 bits of the SHA-256 of its bytes. Equal content has equal

@@ -81,6 +81,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> D
             );
         }
     }
+    // A tenant whose sources were not read yet keeps the services that the plan has.
     add_planned_services(catalog, plan, &mut demands);
     demands
 }

@@ -192,6 +192,7 @@ pub(crate) fn az_number(underlay: Ipv4Addr) -> u8 {
 fn underlay(text: &str) -> Result<Ipv4Addr, ReportError> {
     let address: Ipv4Addr = text
         .parse()
+        // The sender chose this text. An IPv4 address has at most 15 characters.
         .map_err(|_| ReportError::Underlay(text.chars().take(60).collect()))?;
     match address.octets() {
         [TIER_OCTET, 1..=7, ..] => Ok(address),

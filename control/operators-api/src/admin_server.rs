@@ -108,6 +108,7 @@ pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc
         };
         // accept(2) usually fails because no file descriptor is free; wait instead of spinning.
         let Ok(stream) = accepted else {
+            // Ten attempts a second cost nothing, and an operator does not notice the wait.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };

@@ -63,6 +63,8 @@ impl Default for JwksOptions {
     fn default() -> Self {
         Self {
             hosts: Vec::new(),
+            // An issuer that rotates its keys is noticed within a minute. Nobody measured this
+            // value; the operator sets it by `--jwks-refresh`.
             refresh: Duration::from_secs(60),
         }
     }
@@ -185,6 +187,8 @@ fn decide_pause(has_set: bool, failures: u32, refresh: Duration) -> Duration {
         0 => refresh,
         // The last good set stays in use, so the failure is not urgent.
         _ if has_set => refresh,
+        // The cap keeps the shift from overflowing. 2^16 seconds are 18 hours, so that only a longer
+        // refresh interval is not reached.
         n => RETRY.saturating_mul(1 << (n - 1).min(16)).min(refresh),
     }
 }

@@ -287,6 +287,8 @@ fn decode_validations(
             .matches("-----BEGIN CERTIFICATE-----")
             .count();
         at.at_most(field, count, CLIENT_CA_CERTIFICATES_MAX)?;
+        // Without an authority no client could be verified, and a gateway must not admit all
+        // instead.
         if count == 0 {
             return at.err(field, "contains no certificate in PEM");
         }

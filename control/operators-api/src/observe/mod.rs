@@ -29,7 +29,7 @@ pub use relay::ObservationStream;
 pub(crate) use relay::begin;
 
 /// Maximum number of observations of all operators at once; each may be of several data planes.
-/// A tenant's default share are 57: 25 % of what the provider's part leaves. Each has at most
+/// A tenant's default share is 57: 25 % of what the provider's part leaves. Each has at most
 /// `OBSERVE_WINDOW_BYTES` (256 KiB) unread from each of its data planes. Nobody measured this
 /// value.
 pub const OBSERVATIONS_MAX: usize = 256;

@@ -66,6 +66,8 @@ pub(super) fn decide(
             "there is no tenant {tenant}; fix: name one that `canal status` lists"
         )));
     }
+    // Filters are checked before data planes are looked up, so that a wrong filter is reported
+    // although no data plane is there.
     check_filters(request, tenant.as_ref(), catalog)?;
     if request.data_planes.len() > NAMES_MAX {
         return Err(Status::invalid_argument(format!(

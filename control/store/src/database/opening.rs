@@ -20,6 +20,7 @@ use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
 
 /// Number of tables in a file: all that [`prepare`] opens, [`COUNTERS`] included.
 const TABLES: usize = 14;
+/// Version of the layout of the tables. Another one is refused, because rows would be misread.
 const SCHEMA: u64 = 1;
 /// Name of the file while it is created. A controller that was killed meanwhile leaves such a file;
 /// it contains no data.
