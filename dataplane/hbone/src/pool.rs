@@ -73,6 +73,8 @@ impl Default for PoolConfig {
             streams_max: canal_wire::hbone::POOL_STREAMS_MAX,
             idle: Duration::from_secs(300),
             connect_timeout: canal_net::sys::CONNECT_TIMEOUT,
+            // Twice the peer's own connect timeout, 10 s, so that its answer with the cause
+            // arrives.
             answer_timeout: Duration::from_secs(20),
             ping: super::KEEPALIVE_INTERVAL,
             sources: SourceAddresses::default(),
