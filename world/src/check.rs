@@ -20,7 +20,8 @@ pub(crate) const WORLD_NAME_MAX: usize = 20;
 const AZ_NAME_MAX: usize = 10;
 /// Maximum length of a DNS label (RFC 1035 §2.3.4).
 const NAME_MAX: usize = 63;
-/// Maximum number of hosts of one world. It bounds what `up` tries to build.
+/// Maximum number of hosts of one world. It bounds what `up` tries to build. Nobody measured how
+/// many a machine can carry.
 pub(crate) const HOSTS_MAX: usize = 2_000;
 
 /// A mistake without its position: description and fix.
@@ -349,7 +350,8 @@ fn overlap(left: &IpNet, right: &IpNet) -> bool {
     left.contains(&right.network()) || right.contains(&left.network())
 }
 
-/// Maximum number of edges in one AZ, the same as the controller's.
+/// Maximum number of edges in one AZ: the controller (`EDGES_MAX` of `control/fleet/src/report.rs`)
+/// refuses the reports of further ones, so such a world would never be ready.
 const EDGES_MAX: usize = 16;
 
 /// Checks the requirements of a tier world, and that other worlds have no settings of tier worlds.

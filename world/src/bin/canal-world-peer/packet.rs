@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// VXLAN's UDP port (RFC 7348 §5).
 pub(crate) const VXLAN_PORT: u16 = 4789;
+/// IANA's protocol numbers.
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
