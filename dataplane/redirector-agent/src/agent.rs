@@ -596,6 +596,7 @@ impl Inner {
                     // The report then states an empty result at the present generation.
                     *scan = SessionScan {
                         generation: purpose.generation,
+                        // Of the two scans that a report joins.
                         marks: [purpose.mark; 2],
                         ..SessionScan::default()
                     };

@@ -14,7 +14,8 @@ use tokio_rustls::TlsConnector;
 
 use crate::credential::{self, PemCredential};
 
-/// Timeout of each step.
+/// Timeout of each step. It only has to exceed what a quiet machine needs: in the gate, `deadline`
+/// waits a minute or more.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of a response that are read.
 const ANSWER_BYTES_MAX: usize = 64 << 10;

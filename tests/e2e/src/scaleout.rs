@@ -29,13 +29,15 @@ const MORE: [(&str, &str); 4] = [
 ];
 /// Connections of each client: enough for all tunnels that a node has for one pod and service.
 const CONNECTIONS: &str = "160";
-/// A client gives up a request without a response after this time.
+/// A client gives up a request without a response after this time. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// Replicas of six that one client alone reaches.
 pub const REACHED_MIN: usize = 4;
 /// Buckets of a service.
 const BUCKETS: usize = 128;
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// All connections of moved buckets have received a GOAWAY or `Connection: close` within this time.
 const RELIEVED_WITHIN: Duration = Duration::from_secs(10);

@@ -10,11 +10,14 @@ use canal_world::Signal;
 
 const CLIENT: &str = "alpha/default/client-0";
 const REVIEWS: &str = "http://10.101.0.60:9080/reviews/0";
-/// A change is in force everywhere within this time.
+/// A change is in force everywhere within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(10);
-/// A process that was killed serves again within this time.
+/// A process that was killed serves again within this time. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const BACK_WITHIN: Duration = Duration::from_secs(20);
-/// A request is answered within this time.
+/// A request is answered within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 fn mesh() -> &'static Mesh {

@@ -24,10 +24,13 @@ const CORES: u16 = 2;
 /// The other edge takes over within this time; TCP retransmits the segments that were in transit
 /// through the dead one.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// A client of the timing tier waits this long for a response.
+/// A client of the timing tier waits this long for a response. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
 /// Loads of the timing tier go on for this long after an event.
 const LOADED_FOR: Duration = Duration::from_secs(8);
+/// It only has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or
+/// more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// Simultaneous sessions of one pod: about a thousand at each replica.
 const SESSIONS: u64 = 2000;

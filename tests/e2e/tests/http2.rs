@@ -10,9 +10,11 @@ use canal_timing::deadline;
 
 const ORIGIN: u16 = 18_180;
 const GATEWAY: u16 = 18_181;
-/// A program listens within this time.
+/// A program listens within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
-/// A case of h2spec is answered within this time.
+/// A case of h2spec is answered within this time. It only has to exceed what a quiet machine needs:
+/// in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 struct H2specProcess(Child);

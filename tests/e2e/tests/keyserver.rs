@@ -21,7 +21,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Simultaneous clients of each tenant.
 const CLIENTS: usize = 3;

@@ -22,7 +22,8 @@ const VALUES: usize = 600;
 /// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if
 /// all of them have a head.
 const HEADS: u64 = 128;
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns a mesh with three tenants that have the same addresses behind one gateway.

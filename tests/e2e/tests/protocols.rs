@@ -11,7 +11,8 @@ use canal_timing::{deadline, is_timed, slack};
 /// Tenants with the same pods.
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
-/// A sample client's own timeout of one call or run.
+/// A sample client's own timeout of one call or run. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a large body: in the timing tier, and in the gate.
 const LARGE_BODY: [&str; 2] = ["104857600", "10485760"];

@@ -38,14 +38,16 @@ const NEXT_SESSION: Duration = Duration::from_millis(1);
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
 /// An admitted session gets its response within this time, on any machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
-/// Time within which services are spread over a fleet that has just come up.
+/// Time within which services are spread over a fleet that has just come up. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Both families use the same token buckets, which hold the tokens of a second: this long after one
 /// flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
 /// Queries between two pauses: enough for a flood even on a busy machine.
 const QUESTIONS: u64 = 5;
-/// Agents read their programs' counters every two seconds.
+/// Agents read their programs' counters every two seconds. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
 
 fn mesh() -> &'static Mesh {

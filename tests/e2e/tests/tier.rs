@@ -79,16 +79,19 @@ const QUERIED_FOR: Duration = Duration::from_secs(12);
 const AZ_LOSSES_MAX: u64 = 5;
 /// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
 const SESSIONS: [usize; 2] = [2000, 200];
-/// Response timeout of clients in the gate.
+/// Response timeout of clients in the gate. It only has to exceed what a quiet machine needs: in
+/// the gate, `deadline` waits a minute or more.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 48 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Time within which services are spread over a fleet that has just come up.
+/// Time within which services are spread over a fleet that has just come up. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Replicas leave the tables of services that they no longer serve within this time: sessions own
 /// their bucket for a minute after their end.
 const OWNERS_LEAVE_WITHIN: Duration = Duration::from_secs(90);
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 
 fn mesh() -> &'static Mesh {

@@ -18,7 +18,8 @@ const SESSIONS: u64 = 1000;
 const TUNNELS: u64 = 16;
 /// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
 const OWN: usize = 6;
-/// Time within which the sessions are open and counted on the routers.
+/// Time within which the sessions are open and counted on the routers. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 const VXLAN_PORT: u16 = 4789;
 /// First port that the kernel chooses for a socket without a port.

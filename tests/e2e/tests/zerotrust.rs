@@ -11,7 +11,8 @@ use canal_timing::{deadline, slack};
 
 const CLIENT: &str = "alpha/default/client-0";
 const INTRUDER: &str = "alpha/default/intruder-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn mesh() -> &'static Mesh {

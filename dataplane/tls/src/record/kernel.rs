@@ -218,6 +218,7 @@ pub(crate) fn hand_over<IO: Transport>(
     }
     sys::tls_keys(tcp, TlsDirection::Out, &out)?;
     Ok(KtlsHandover::Done(Box::new(KernelStream {
+        // The kernel's interface names the suite by the size of its key.
         bits: own.key.len() * 8,
         io,
         side: secrets.side,

@@ -28,11 +28,14 @@ pub(crate) const FRAMES: u64 = 50;
 /// Token of beta's own operator.
 pub(crate) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
 
-/// An accepted change is in force everywhere within this time, if ever.
+/// An accepted change is in force everywhere within this time, if ever. It only has to exceed what
+/// a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
-/// A page is served within this time.
+/// A page is served within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const SERVED_WITHIN: Duration = Duration::from_secs(5);
-/// Both tenants are served within this time.
+/// Both tenants are served within this time. It only has to exceed what a quiet machine needs: in
+/// the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Result of a probe, and its output.

@@ -16,7 +16,8 @@ const SERVICES: usize = 16;
 const PODS: usize = 5_000;
 /// Number of routes with regular expressions.
 pub(super) const PATTERNS: usize = 14;
-/// All gateways have everything within this time.
+/// All gateways have everything within this time. It only has to exceed what a quiet machine needs:
+/// in the gate, `deadline` waits a minute or more.
 const TAKEN_WITHIN: Duration = Duration::from_secs(60);
 /// A share counts as full from this part of it on, in percent.
 const FULL_PERCENT: u64 = 90;

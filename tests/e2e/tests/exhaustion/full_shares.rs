@@ -24,7 +24,8 @@ const GATEWAY_WITHIN: Duration = Duration::from_secs(2);
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
 /// Memory that a process may keep in addition to 1.5 times its earlier memory.
 const KEPT_MIB: u64 = 32;
-/// Time within which a change is in force on a machine that does nothing else.
+/// Time within which a change is in force on a machine that does nothing else. It only has to
+/// exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of denials by beta, and number of kills of a gateway.
 const TIMES: usize = 3;

@@ -108,6 +108,7 @@ fn segment(
     payload: &[u8],
 ) -> Vec<u8> {
     let mut segment = Vec::new();
+    // Offset of the checksum in each header (RFC 9293 §3.1, RFC 768, RFC 792).
     let sum_at = match kind {
         InnerProtocol::Tcp(flags) => {
             segment.extend(from.port().to_be_bytes());
