@@ -10,7 +10,7 @@ use canal_world::World;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 
-/// Timeout of a query.
+/// Timeout of a query. As the resolver of a pod waits for a server (`world/src/services.rs`).
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PORT: u16 = 53;
 

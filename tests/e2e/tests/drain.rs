@@ -15,11 +15,13 @@ const PROXYLESS: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// A change of the fleet is visible within this time.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
-/// A drained replica has no session within this time.
+/// A drained replica has no session within this time. The soft drain starts after 5 s at the latest
+/// (`SOFT_DRAIN_DELAY`), and idle connections close 4 s later.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 /// A request is answered within this time. The gate waits a minute for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Minimum number of sessions that the drained replicas had together.
+/// Minimum number of sessions that the drained replicas had together. Nobody derived the number: it
+/// only has to show that the drains met the clients' sessions.
 const SESSIONS_MIN: u64 = 17;
 
 fn url(n: u32) -> String {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use canal_e2e::{bin, root, until};
 use canal_timing::deadline;
 
+/// Ports of loopback that no other test uses.
 const ORIGIN: u16 = 18_180;
 const GATEWAY: u16 = 18_181;
 /// A program listens within this time. It only has to exceed what a quiet machine needs: in the

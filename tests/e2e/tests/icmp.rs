@@ -22,6 +22,7 @@ const RESTED_WITHIN: Duration = Duration::from_secs(60);
 /// A session is answered within this time. It only has to exceed what a quiet machine needs: in the
 /// gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// IANA's protocol number.
 const UDP: u8 = 17;
 /// A port without a UDP service.
 const UNUSED_PORT: u16 = 33_434;

@@ -29,7 +29,8 @@ const RENEWED_WITHIN: Duration = Duration::from_secs(100);
 /// A request, or a message of a session, is answered within this time. It only has to exceed what a
 /// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// A revoked identity has no access after this time.
+/// A revoked identity has no access after this time. It is the bound in `docs/timing.md`, not a
+/// measured value.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const PAGE: &str = "http://10.101.0.10/headers";
 const ECHO: &str = "10.101.0.50:7000";

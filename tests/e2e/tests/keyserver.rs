@@ -24,9 +24,11 @@ use serde_json::Value;
 /// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
 /// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Simultaneous clients of each tenant.
+/// Simultaneous clients of each tenant. Nobody derived the number: more handshakes at a time would
+/// measure the two cores.
 const CLIENTS: usize = 3;
-/// Maximum time of a handshake during a fault, shorter than any timeout.
+/// Maximum time of a handshake during a fault, shorter than any timeout. A requester has tried
+/// every key server by then: 250 ms each, and a second for the last.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The key server in the AZ of the servers under test.
 const NEAR: &str = "ks-2";

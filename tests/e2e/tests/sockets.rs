@@ -12,7 +12,8 @@ use serde_json::Value;
 const CLIENT: &str = "alpha/default/client-0";
 const SERVER: &str = "alpha/default/tcp-0";
 const NODE: &str = "alpha-n1";
-/// A refused `connect()` returns within this time.
+/// A refused `connect()` returns within this time. A refusal in the kernel takes no round trip; a
+/// lost SYN would take a second or more.
 const REFUSED_WITHIN: Duration = Duration::from_secs(1);
 /// The node reads the kernel's counters every two seconds. It only has to exceed what a quiet
 /// machine needs: in the gate, `deadline` waits a minute or more.

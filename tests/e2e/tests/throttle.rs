@@ -18,25 +18,29 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// Rate per second, and burst, for all replicas of the AZ together.
+/// Rate per second, and burst, for all replicas of the AZ together. Far below what one machine
+/// serves, so that the throttle limits and not the CPU.
 const RATE: u64 = 20;
 /// Requests per second, for all replicas of all AZs together. Each of the test's requests is a
 /// handshake, of which an unoptimized build makes few.
 const REQUESTS_RATE: u64 = 10;
-/// Minimum fraction of a limit that passes, whatever the number of replicas.
+/// Minimum fraction of a limit that passes, whatever the number of replicas. The parts of the
+/// replicas are rounded, and a bucket that is full loses tokens.
 const LEAST: f64 = 0.9;
-/// Source ports of a flood of queries: enough to meet every replica.
+/// Source ports of a flood of queries: enough to meet every replica. As many as there are buckets,
+/// so that a replica with a quarter of them is missed in one of 10^15 floods.
 const PORTS: usize = 128;
-/// Duration of floods.
+/// Duration of floods. Longer than a second, so that the rate counts beside the burst.
 const FLOOD: Duration = Duration::from_millis(1500);
 /// Beta's sessions in a flood, and the pause between two of them, whatever happens to the earlier
-/// ones.
+/// ones. Far more than twice what passes, which the test checks: 20 of the burst and 30 of the 1.5
+/// s.
 const SESSIONS: u64 = 1500;
 const NEXT_SESSION: Duration = Duration::from_millis(1);
 /// Beta gives up a session that is not open within this time: a dropped SYN is retransmitted after
 /// a second.
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
-/// An admitted session gets its response within this time, on any machine.
+/// An admitted session gets its response within this time, on any machine. It only ends a hang.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 /// Time within which services are spread over a fleet that has just come up. It only has to exceed
 /// what a quiet machine needs: in the gate, `deadline` waits a minute or more.

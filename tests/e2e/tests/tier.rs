@@ -50,26 +50,34 @@ const VANISHED_LOSSES_MAX: u64 = 4;
 /// listener while the kernel closes that may be dropped silently, and is retransmitted after a
 /// second.
 const KILLED_GAP_MAX: Duration = Duration::from_millis(1500);
-/// New connections of a client whose replicas fail get responses again within this time.
+/// New connections of a client whose replicas fail get responses again within this time. The edges
+/// mark a dead replica down after two probes, 0.6 s at most; the rest is for the connection.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// New connections of a client whose whole AZ fails get responses again within this time.
+/// New connections of a client whose whole AZ fails get responses again within this time. DNS drops
+/// an AZ 1.5 s after its last edge's report; nodes try another AZ sooner.
 const AZ_GAP_MAX: Duration = Duration::from_secs(2);
-/// A replica whose workers run again gets new sessions within this time.
+/// A replica whose workers run again gets new sessions within this time. Two good probes and a
+/// report take less than a second. Nobody measured the value.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
-/// Requests per second of each load while a backend dies.
+/// Requests per second of each load while a backend dies. Several loads run beside each other on
+/// two cores.
 const RATE: u64 = 15;
-/// Response timeout of clients while a backend dies.
+/// Response timeout of clients while a backend dies. As long as the longest gap that is permitted
+/// (`KILLED_GAP_MAX`).
 const TIMEOUT: Duration = Duration::from_millis(1500);
-/// A client that starts this long after a backend's death, or later, loses nothing.
+/// A client that starts this long after a backend's death, or later, loses nothing. The same as
+/// `GAP_MAX`.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is
-/// killed repeatedly: those in flight there.
+/// killed repeatedly: those in flight there. The test permits one for each death of a gateway, and
+/// no more than these.
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
 /// those sent while all of them are away.
 /// 25 are sent per second, for up to four seconds.
 const TWIN_LOSSES_MAX: u64 = 100;
-/// Clients of that service get responses again within this time.
+/// Clients of that service get responses again within this time. The four seconds above, and a
+/// second until new connections succeed (`GAP_MAX`).
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
 /// Duration of the loads beside a query of death.
 const QUERIED_FOR: Duration = Duration::from_secs(12);

@@ -12,6 +12,7 @@ use canal_e2e::{Mesh, until};
 use canal_offload::sessions::{OuterSession, SessionTable};
 use canal_timing::deadline;
 
+/// Many times the bound of 38 that aggregation allows (`TUNNELS`, `OWN`).
 const SESSIONS: u64 = 1000;
 /// Source ports towards a replica and from it. Edge and replica are configured with this number, so
 /// that the machine does not set the bound.
@@ -21,8 +22,10 @@ const OWN: usize = 6;
 /// Time within which the sessions are open and counted on the routers. It only has to exceed what a
 /// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
+/// RFC 7348 §5.
 const VXLAN_PORT: u16 = 4789;
-/// First port that the kernel chooses for a socket without a port.
+/// First port that the kernel chooses for a socket without a port. Linux's default of
+/// `net.ipv4.ip_local_port_range`.
 const EPHEMERAL: u16 = 32768;
 const TIER: [(&str, &[&str]); 2] = [
     ("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]),

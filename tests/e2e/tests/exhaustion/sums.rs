@@ -16,7 +16,8 @@ use canal_world::Topology;
 use super::exhaustion_world::{ALPHA_WEB, GATEWAY};
 use super::gateway::half_hello;
 
-/// Tenants that take all that they can get.
+/// Tenants that take all that they can get. Together they hold two and a half times what a gateway
+/// accepts (`EACH`).
 const GREEDY: usize = 10;
 /// The eleventh.
 const LAST: &str = "t10";
