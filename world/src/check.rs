@@ -298,6 +298,7 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
                 "give it another name",
             );
         }
+        // The VNI separates the tenants' packets.
         if let Some(first) = vnis.insert(tenant.vni, tenant.spots.vni.line) {
             findings.add(
                 tenant.spots.vni,
@@ -305,6 +306,7 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
                 "choose another vni",
             );
         }
+        // The trust domain of an identity names its tenant.
         if let Some(first) =
             domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line)
         {
@@ -395,6 +397,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
             }
             (None, false) => {}
         }
+        // Packets reach a gateway only through an edge of its AZ.
         if topology.is_tier() && !edges.contains_key(gateway.az.as_str()) {
             let what = format!("AZ {:?} has gateways and no edge", gateway.az);
             findings.add(
@@ -415,6 +418,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
 fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
     let name = &tenant.name;
     if !topology.is_tier() {
+        // Each setting that would be ignored is a mistake, because its author expects an effect.
         if tenant.gateway_cidrs.is_some() {
             findings.add(
                 tenant.spots.gateways,

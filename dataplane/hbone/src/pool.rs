@@ -867,6 +867,7 @@ impl PeerConnections {
             aged().for_each(|c| c.retire(HboneCloseReason::Aged));
         }
         let growth = self.growth(streams, &config.spread, now);
+        // The caller may then wait for one of the new connections, for a short time.
         let is_crowded =
             count < target && taken.connection().streams() > config.spread.streams_per_connection;
         SpreadChoice {
