@@ -437,6 +437,7 @@ mod tests {
             let _busy: Vec<_> = (0..3)
                 .map(|_| memory.answered("10.9.3.1:15008".parse().unwrap()))
                 .collect();
+            // Different draws, because one could have the expected order by chance.
             for seed in 0..20 {
                 let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
                 let order = decide_order(memory.candidates(&all(closed), &pod, now), &az, &mut rng);

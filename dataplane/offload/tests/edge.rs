@@ -314,6 +314,7 @@ fn a_frame_cut_at_any_byte_is_malformed() {
             // wrong.
             if inner[0] >> 4 == 4 && cut >= 4 {
                 short[2..4].copy_from_slice(&(cut as u16).to_be_bytes());
+            // The field has the length behind the header of 40 bytes.
             } else if inner[0] >> 4 == 6 && cut >= 40 {
                 short[4..6].copy_from_slice(&(cut as u16 - 40).to_be_bytes());
             }

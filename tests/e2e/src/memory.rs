@@ -235,12 +235,14 @@ mod tests {
         // The search reads scalars at aligned addresses, and big numbers in the library's word
         // order.
         let backwards: Vec<u8> = scalar.iter().rev().copied().collect();
+        // Aligned to 8 bytes, as an allocator aligns.
         let aligned = |middle: &[u8]| [&[0; 64][..], middle, &[0; 64]].concat();
         for (what, bytes, expected) in [
             ("raw", aligned(scalar), true),
             ("backwards", aligned(&backwards), true),
             (
                 "DER at an odd place",
+                // 13 is no multiple of any alignment.
                 [&[1; 13][..], &private].concat(),
                 true,
             ),

@@ -65,6 +65,7 @@ fn a_drained_replica_ends_with_no_sessions() {
             || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
         );
     }
+    // The four services of each tenant.
     let urls: Vec<String> = (0..4).map(url).collect();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let load = |more: &[&'static str]| -> Vec<&str> {

@@ -583,6 +583,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         };
         while started.elapsed() < FLOOD {
             ask(QUESTIONS);
+            // Without a pause the client would take the CPU from the programs that it floods.
             std::thread::sleep(Duration::from_micros(200));
         }
         // On a busy machine this thread may wait beyond the end of the flood. The tokens that the

@@ -517,6 +517,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let started = Instant::now();
     let mut loads = Vec::new();
     for client in [MESHED, PROXYLESS] {
+        // The four services of `tier.yaml`.
         for n in 0..4 {
             for (connections, extra, losses_max) in kinds {
                 let child = load(client, n, &[&common, extra].concat());
@@ -751,6 +752,7 @@ fn a_grey_failure_gets_no_new_session() {
     assert_time(
         "time until a grey replica gets no new session",
         last,
+        // The requirement that the gateway's watchdog asserts (`MISSED_LOOKS_MAX`).
         Duration::from_secs(2),
     );
     assert_time(

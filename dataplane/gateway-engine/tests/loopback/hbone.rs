@@ -455,7 +455,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
                     stream: opened.stream,
                     buffer: Vec::new(),
                 };
-                for _ in 0..3 {
+                    for _ in 0..3 {
                     client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
                     assert_eq!(client.answer().await.unwrap().status, 200);
                 }
@@ -806,6 +806,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
     };
     local(move || async move {
         let http = OriginServer::named("http").await;
+        // Longer than the test, so that only the first bytes decide.
         let mesh = LoopbackMesh::new(detecting(Duration::from_secs(60)));
         let _node = mesh.pod(10, "web-0", &http).await;
         let mut client = mesh.client("10.96.0.1:80").await;

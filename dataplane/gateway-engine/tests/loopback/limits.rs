@@ -366,6 +366,7 @@ async fn is_throttled(service: Option<&str>) -> bool {
         .send_request(request, true)
         .unwrap();
     let response = response.await.unwrap();
+    // The throttle may have admitted one more after a second, so a slow attempt proves nothing.
     if begun.elapsed() > Duration::from_millis(900) {
         return false;
     }
@@ -398,6 +399,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
         );
         fixture.apply(vec![throttle(Some("web"), 200, 20)]);
         let begun = Instant::now();
+        // Several, so that each worker has some of them.
         let clients: Vec<_> = (0..8)
             .map(|_| {
                 let web = fixture.web;

@@ -403,6 +403,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     });
     fixture.apply(all.collect());
     let addresses = fixture.engine.plain_addresses();
+    // Nobody derived the duration: the others make some dozens of requests in it.
     let until = Instant::now() + Duration::from_secs(4);
     let greedy: Vec<_> = (0..300)
         .map(|_| {
