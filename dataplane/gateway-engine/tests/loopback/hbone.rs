@@ -455,7 +455,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
                     stream: opened.stream,
                     buffer: Vec::new(),
                 };
-                    for _ in 0..3 {
+                for _ in 0..3 {
                     client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
                     assert_eq!(client.answer().await.unwrap().status, 200);
                 }
