@@ -68,6 +68,7 @@ pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::
                 Ok((stream, peer)) => { tokio::spawn(attend(stream, peer, mode, stop.clone())); }
                 Err(problem) => {
                     eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
+                    // The process is out of files: a pause keeps the loop from spinning.
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             },

@@ -14,7 +14,7 @@ use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
 use crate::topology::{Component, PodTemplate, TenantTopology, Topology, TopologyKeyLocation};
 
 /// Maximum length of a world's name, which is part of cgroup and namespace names and of the paths
-/// of sockets.
+/// of sockets. A socket's path has 108 bytes at most (unix(7)).
 pub(crate) const WORLD_NAME_MAX: usize = 20;
 /// Maximum length of an AZ's name, which is part of interface names (`x` + name, at most 15 bytes).
 const AZ_NAME_MAX: usize = 10;

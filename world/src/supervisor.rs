@@ -226,6 +226,7 @@ fn keep_registry(stage: &SupervisorState) {
     loop {
         let mut statuses = stage.statuses.lock();
         while SupervisorState::registry_state(&statuses) == written {
+            // A change wakes it at once, so any long time will do.
             statuses = stage.statuses.wait(statuses, Duration::from_secs(3600));
         }
         drop(statuses);

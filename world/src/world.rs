@@ -235,6 +235,7 @@ impl World {
         let limit = if answered {
             DOWN_WITHIN
         } else {
+            // No supervisor answers, so only a moment is given to one that ends by itself.
             Duration::from_secs(1)
         };
         let requested_at = Instant::now();

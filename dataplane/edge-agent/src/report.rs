@@ -23,6 +23,7 @@ pub(crate) const TIMING: ReportTiming = ReportTiming {
     // A change of health is reported at once.
     interval_min: Duration::ZERO,
     timeout: REPORT_TIMEOUT,
+    // The first is short, because another controller usually answers.
     backoff: (Duration::from_millis(50), Duration::from_millis(1000)),
 };
 

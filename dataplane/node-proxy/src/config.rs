@@ -100,5 +100,6 @@ impl Default for PodLimits {
     }
 }
 
-/// Pods of one node, at most. Kubernetes' own limit is 110, the largest supported setting 500.
+/// Pods of one node, at most. Kubernetes' own limit is 110, the largest supported setting 500. So
+/// the limit has room for twice as many.
 pub const PODS_MAX: u64 = 1_000;

@@ -694,6 +694,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
             | WatchMask::MOVED_FROM
             | WatchMask::DELETE;
         inotify.watches().add(dir, mask)?;
+        // An event has 16 bytes and a name of 256 at most; more events wait in the kernel.
         inotify.into_event_stream([0u8; 4096])
     };
     match watch() {

@@ -184,6 +184,7 @@ async fn serve(
     connections: Limit,
     failures: CounterFamily,
 ) {
+    // Only another process on the port keeps it from listening; nobody measured the waits.
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     loop {
         match listen(socket, netns) {

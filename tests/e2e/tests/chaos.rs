@@ -33,6 +33,7 @@ const CONNECTIONS: u64 = 4;
 /// Time of a round before its event. So that requests are in progress at the event; the rest of the
 /// round's 7 s is for its effects.
 const LEAD_TIME: Duration = Duration::from_secs(1);
+/// Duration of the load of a round.
 const ROUND_SECONDS: u64 = 7;
 /// Duration of a partition. Longer than the second in which the edges find a dead replica, so that
 /// they do.

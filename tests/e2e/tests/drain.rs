@@ -13,7 +13,8 @@ const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
 /// All replicas of the clients' AZ: some carry node proxies' tunnels, all carry plain connections.
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 /// A drained replica has no session within this time. The soft drain starts after 5 s at the latest
 /// (`SOFT_DRAIN_DELAY`), and idle connections close 4 s later.

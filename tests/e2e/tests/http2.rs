@@ -10,6 +10,7 @@ use canal_timing::deadline;
 
 /// Ports of loopback that no other test uses.
 const ORIGIN: u16 = 18_180;
+/// Port of the gateway's plain listener.
 const GATEWAY: u16 = 18_181;
 /// A program listens within this time. It only has to exceed what a quiet machine needs: in the
 /// gate, `deadline` waits a minute or more.

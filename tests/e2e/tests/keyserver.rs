@@ -35,7 +35,7 @@ const NEAR: &str = "ks-2";
 /// Address of both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
 const GATEWAYS_KEY_SERVER: &str = "ks-1";
-/// Number of gateways in that AZ.
+/// Number of gateways in that AZ. As in the world's file.
 const GATEWAYS: usize = 2;
 
 /// rsaEncryption (RFC 8017 A.1), DER.

@@ -79,13 +79,15 @@ const TWIN_LOSSES_MAX: u64 = 100;
 /// Clients of that service get responses again within this time. The four seconds above, and a
 /// second until new connections succeed (`GAP_MAX`).
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
-/// Duration of the loads beside a query of death.
+/// Duration of the loads beside a query of death. At 25 requests a second they are the 300 of
+/// `BESIDE_LOSSES_MAX`.
 const QUERIED_FOR: Duration = Duration::from_secs(12);
 /// Maximum number, of 700 new connections while an AZ's tier dies: those in progress through it at
 /// that moment. 50 start per second, and one takes up to a tenth of a second where two cores are
 /// busy with the whole mesh.
 const AZ_LOSSES_MAX: u64 = 5;
-/// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
+/// Sessions that stay open while the fleet changes: in the timing tier, and in the gate. The timing
+/// tier has enough for a share of each replica; the gate only needs some at each.
 const SESSIONS: [usize; 2] = [2000, 200];
 /// Response timeout of clients in the gate. It only has to exceed what a quiet machine needs: in
 /// the gate, `deadline` waits a minute or more.

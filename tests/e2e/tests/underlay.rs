@@ -17,7 +17,8 @@ const SESSIONS: u64 = 1000;
 /// Source ports towards a replica and from it. Edge and replica are configured with this number, so
 /// that the machine does not set the bound.
 const TUNNELS: u64 = 16;
-/// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
+/// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics. As
+/// many as were counted; a connection that the mesh adds must be added here.
 const OWN: usize = 6;
 /// Time within which the sessions are open and counted on the routers. It only has to exceed what a
 /// quiet machine needs: in the gate, `deadline` waits a minute or more.

@@ -67,7 +67,7 @@ fn print_line(line: &str) {
         .expect("standard output");
 }
 
-/// Maximum time of an event on a quiet machine.
+/// Maximum time of an event on a quiet machine. In the gate, `deadline` waits a minute or more.
 pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns a name that no other test process uses, also of another run on this machine. It is short

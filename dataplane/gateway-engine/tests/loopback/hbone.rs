@@ -500,6 +500,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
 
 #[test]
 fn large_bodies_pass_through_tunnels_byte_exact() {
+    // Far more than all windows and buffers, so that they are refilled many times.
     const TOTAL: usize = 20 << 20;
     local(|| async {
         let origin = OriginServer::each(|mut peer: Peer| async move {

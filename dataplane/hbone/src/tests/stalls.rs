@@ -23,7 +23,7 @@ const ECHO: u16 = 1;
 const WRITES: u16 = 2;
 const WRITES_PIECES: u16 = 3;
 const READS_NOTHING: u16 = 4;
-/// Size of pieces that are small for HTTP/2.
+/// Size of pieces that are small for HTTP/2. As `DATA_FRAME_BUDGET` names them.
 const PIECE: usize = 50;
 
 fn to(port: u16) -> ConnectAuthority {

@@ -227,6 +227,8 @@ fn soa(serial: u32) -> Option<Record> {
         name("ns.dns.cluster.local.")?,
         name("hostmaster.cluster.local.")?,
         serial,
+        // Refresh, retry and expire are for secondary servers (RFC 1035 §3.3.13), of which there
+        // are none.
         7200,
         1800,
         86400,

@@ -22,7 +22,8 @@ const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 /// A gateway that was killed serves other tenants again within this time. The edges find the dead
 /// gateway within a second; the rest is for the loaded machine.
 const GATEWAY_WITHIN: Duration = Duration::from_secs(2);
-/// Memory is given back within this time after a tenant was deleted.
+/// Memory is given back within this time after a tenant was deleted. `docs/operations/limits.md`
+/// names 2 s; the test's machine is loaded.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
 /// Memory that a process may keep in addition to 1.5 times its earlier memory. Allocators retain
 /// some. `docs/operations/limits.md` names what was kept: 17 to 53 MiB.

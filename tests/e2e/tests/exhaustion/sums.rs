@@ -30,7 +30,8 @@ const EACH: usize = 100;
 /// All eleven tenants are served within this time. It only has to exceed what a quiet machine
 /// needs: in the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// The limits are in use, and the eleventh has been served several times, within this time.
+/// The limits are in use, and the eleventh has been served several times, within this time. Nobody
+/// derived the duration.
 const FLOOD_LASTS: Duration = Duration::from_secs(2);
 
 /// Replaces the tenants by eleven small ones, and makes the limits small.

@@ -103,6 +103,7 @@ fn print_times(
         let begun = Instant::now();
         round_trip()?;
         times.push(begun.elapsed().as_micros());
+        // So that one exchange does not wait behind another.
         std::thread::sleep(Duration::from_millis(1));
     }
     times.sort_unstable();
