@@ -13,6 +13,7 @@ use canal_offload::nft;
 use canal_offload::sockets::{self, ConnectionFilter};
 use socket2::{Domain, SockRef, Socket, Type};
 
+/// The proxy's socket mark (`canal_wire::hbone::PROXY_MARK`).
 const MARK: u32 = 0x539;
 /// Cgroup that contains none of these tests' sockets.
 const NO_CGROUP: &str = "/none";

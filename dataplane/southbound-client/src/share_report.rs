@@ -173,6 +173,7 @@ mod tests {
     use super::*;
 
     fn limit(kind: ShareKind, holders: Vec<(String, u64, u64)>) -> TenantLimitUsage {
+        // Any capacity will do.
         const CAPACITY: u64 = 1_000_000;
         let limit = TenantLimit::new(TenantLimitConfig {
             kind,

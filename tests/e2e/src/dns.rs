@@ -12,6 +12,7 @@ use hickory_proto::rr::{Name, RecordType};
 
 /// Timeout of a query. As the resolver of a pod waits for a server (`world/src/services.rs`).
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// DNS's port.
 const PORT: u16 = 53;
 
 /// The parts of a DNS server's response that tests check.

@@ -36,7 +36,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// Replicas of six that one client alone reaches. Nobody derived it: the client's tunnels lead to
 /// distant buckets, whose heads differ as a rule, but they need not cover all six.
 pub const REACHED_MIN: usize = 4;
-/// Buckets of a service.
+/// Buckets of a service. `CANAL_BUCKETS` of `bpf/abi/tier.h`.
 const BUCKETS: usize = 128;
 /// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
 /// needs: in the gate, `deadline` waits a minute or more.
