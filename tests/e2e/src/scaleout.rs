@@ -270,6 +270,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
             ["-r", "50", "-c", "32"].as_slice(),
         ),
         (
+            // The rate is the same; eight requests at a time are enough for it.
             "a connection for each request",
             &["-r", "50", "-c", "8", "--no-keepalive"],
         ),

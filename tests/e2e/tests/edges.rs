@@ -304,11 +304,13 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     argv.extend([
         "-n",
         &count,
+        // As many handshakes as two cores make beside the other load.
         "--open-rate",
         "400",
         "--interval-ms",
         sent_every_ms,
         "--patience-ms",
+        // Longer than the test, which stops the client.
         &patience_ms,
         "-d",
         "600",

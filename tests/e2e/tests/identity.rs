@@ -159,6 +159,8 @@ fn a_root_is_replaced_under_load() {
         ]
         .concat()
     };
+    // Three messages a second on each of 50 sessions: enough that a session that breaks is seen
+    // soon.
     let sessions = [
         "canal-samples",
         "sessions",
@@ -173,6 +175,7 @@ fn a_root_is_replaced_under_load() {
         &timeout,
     ];
     let (persistent, new): (&[&str], &[&str]) = match is_timed() {
+        // New connections cost handshakes, so there are fewer of them.
         true => (
             &["-r", "100", "-c", "8"],
             &["-r", "20", "-c", "4", "--no-keepalive"],

@@ -356,6 +356,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let argv = [
         "curl",
         "-sS",
+        // It only ends a hang.
         "--max-time",
         "600",
         "-o",

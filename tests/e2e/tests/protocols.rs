@@ -193,6 +193,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                 mode,
                 "--count",
                 "3",
+                // RESOURCE_EXHAUSTED: any status but OK would do.
                 "--status",
                 "8",
                 "--status-message",

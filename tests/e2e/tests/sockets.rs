@@ -361,6 +361,7 @@ fn ftp_works_in_active_mode() {
             "curl",
             "-sSv",
             "-g",
+            // It only ends a hang.
             "--max-time",
             "120",
             "-P",

@@ -405,6 +405,7 @@ fn change_fleet(round: usize) -> String {
 fn a_killed_replica_loses_only_its_own_sessions() {
     let mesh = mesh();
     let long_lived = mesh.spawn(
+        // About seventy at each of the four replicas; ten messages a second show a break at once.
         PROXYLESS,
         &[
             "canal-samples",
@@ -778,6 +779,9 @@ fn a_dead_az_is_replaced_within_two_seconds() {
             load(
                 client,
                 0,
+                // 50 requests a second for 14 s are the 700 of `AZ_LOSSES_MAX`. 64 at a time,
+                // because those that wait for a dead replica must not delay others; 1.5 s is
+                // `TIMEOUT`.
                 &[
                     "-r",
                     "50",

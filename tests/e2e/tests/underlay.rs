@@ -150,6 +150,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
         &targets[1],
         "-n",
         &count,
+        // Two seconds until all are open, within `SEEN_WITHIN`.
         "--open-rate",
         "500",
     ];

@@ -243,6 +243,7 @@ where
     let real = std::time::Instant::now();
     let (came, seen, took) = runtime().block_on(async {
         let began = Instant::now();
+        // Larger than a flight of either side, so that a case does not depend on the buffer.
         let (near, far) = tokio::io::duplex(64 << 10);
         let task = tokio::spawn(honest(far));
         let both = async { (attacker(near).await, task.await) };

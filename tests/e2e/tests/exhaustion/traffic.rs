@@ -91,6 +91,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             "/blob?size=100",
             &["--protocol", "h2"],
         ),
+        // 8 MB and 4 MB exceed all windows and buffers, so that the streams stay open.
         flood("large answers", 10, 16, "/blob?size=8000000", &[]),
         flood(
             "large bodies",
