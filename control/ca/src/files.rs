@@ -21,6 +21,7 @@ use crate::revocation::ImportedCrl;
 use crate::tenant::{CertificateRequest, TenantAuthority};
 
 /// Certificates in `cert-chain.pem` or `root-cert.pem`, at most.
+/// Data planes accept as many in a peer's chain (`CHAIN_CERTIFICATES_MAX`).
 pub const FILE_CERTIFICATES_MAX: usize = 8;
 
 /// The content of a trust domain's directory.

@@ -26,6 +26,7 @@ use crate::report::{EDGES_MAX, EdgeReport, ReplicaReport, ReportError, az_number
 
 /// Maximum number of publications whose plan is remembered. A data plane that is further behind
 /// counts as having no table.
+/// An entry takes 16 bytes, so that all of them take 1 MiB.
 const PUBLICATIONS_MAX: usize = 65_536;
 
 /// Timeouts for edges and replicas that do not report.

@@ -22,6 +22,7 @@ use crate::tier::TierState;
 
 /// Weight of a Gateway. Its requests go to endpoints of other services, whose number says little
 /// about them.
+/// So it counts like a service with one workload.
 const GATEWAY_WEIGHT: u32 = 1;
 
 /// Bucket tables as they are published to data planes.

@@ -24,6 +24,8 @@ const REPLICAS_TIMEOUT: Duration = Duration::from_secs(4);
 /// An edge sends ten reports meanwhile, of which one suffices.
 const EDGES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of sessions of one client that are shown.
+/// The paths of each are asked for one after the other, and may cost [`EDGES_TIMEOUT`] each: about
+/// two minutes at most, if edges are silent. The rest is left out.
 const SHOWN_MAX: usize = 64;
 
 /// A session of the tenant on one replica.

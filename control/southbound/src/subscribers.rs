@@ -20,6 +20,8 @@ use crate::share_report::ShareReport;
 use crate::subscriber_stream::{STREAM_NAME_BYTES_MAX, SubscriberProgress, TenantRefusals};
 
 /// Maximum number of open streams of all subscribers together.
+/// These are two for each of 10,000 principals (`PRINCIPALS_MAX`): while a data plane reconnects,
+/// its old stream may still be open.
 pub const STREAMS_MAX: usize = 20_000;
 /// Maximum number of open streams of one principal: the current one, and those whose end was not
 /// noticed yet. The oldest gives way.
@@ -31,8 +33,11 @@ pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
 /// A refusal that lasts longer is an alarm: the refused resource is not in force there, and its
 /// tenant may be closed.
+/// Changes spread within a second, so that a refusal that the next change repairs raises no alarm.
+/// Nobody measured this value.
 pub(crate) const STANDING_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of refused resources that one line of `canal status` names.
+/// The line then states how many more there are.
 const REFUSED_NAMED_MAX: usize = 4;
 
 /// The registry of subscribers and their streams.

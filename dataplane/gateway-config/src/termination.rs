@@ -24,7 +24,7 @@ pub enum PortTermination {
 
 /// What happens to the TLS of one listener's clients.
 #[derive(Debug)]
-pub(crate) enum ListenerTls {
+pub(crate) enum ListenerTlsMode {
     /// The listener terminates it. One that is closed has no terminator.
     Terminated(Option<Arc<Terminator>>),
     /// The listener relays it as it is.
@@ -35,7 +35,7 @@ pub(crate) enum ListenerTls {
 #[derive(Debug)]
 pub struct ListenerTermination {
     /// What each listener does, by its host.
-    pub(crate) hosts: HostTable<ListenerTls>,
+    pub(crate) hosts: HostTable<ListenerTlsMode>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
     pub clients: PortClients,
@@ -57,10 +57,10 @@ impl ListenerTermination {
     /// a name, only a listener for any host is one.
     pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(ListenerTls::Terminated(Some(terminator))) => {
+            Some(ListenerTlsMode::Terminated(Some(terminator))) => {
                 ListenerChoice::Terminator(terminator)
             }
-            Some(ListenerTls::Terminated(None) | ListenerTls::Passed) => {
+            Some(ListenerTlsMode::Terminated(None) | ListenerTlsMode::Passed) => {
                 ListenerChoice::NoCertificate
             }
             None => ListenerChoice::NoListener,
@@ -71,7 +71,7 @@ impl ListenerTermination {
     /// then, which a closed listener has none of.
     pub fn passes_through(&self, server_name: Option<&str>) -> bool {
         let listener = self.hosts.get(server_name.unwrap_or_default().as_bytes());
-        matches!(listener, Some(ListenerTls::Passed))
+        matches!(listener, Some(ListenerTlsMode::Passed))
     }
 }
 

@@ -13,8 +13,11 @@ use super::{Observable, name_of, subject_name};
 use crate::operator::OperatorScope;
 
 /// Maximum number of data planes that one request may name.
+/// As many observations may run in total (`OBSERVATIONS_MAX`). A tap that names none is of all
+/// gateways of the tenant.
 const NAMES_MAX: usize = 256;
 /// Maximum bytes of a filter's text.
+/// A rule's path or header value may have as many (`TEXT_BYTES_MAX`).
 const FILTER_BYTES_MAX: usize = 4096;
 
 /// A data plane, and the order that it gets.

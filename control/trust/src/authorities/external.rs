@@ -20,6 +20,8 @@ use super::authority_folder::text;
 use crate::fetch::{FetchClient, FetchError, FetchRequest, host_and_port};
 
 /// Maximum number of requests to one external CA at once.
+/// More are refused at once, and data planes repeat them. Nobody measured what an external CA
+/// serves.
 pub const EXTERNAL_REQUESTS_MAX: usize = 16;
 /// Timeout of one attempt to get a certificate. All attempts and their delays take at most 9.6 s,
 /// because a data plane gives up its request after 10 s.

@@ -18,11 +18,15 @@ pub const TENANT_RATE: CertificateRate = CertificateRate {
     per_second: 5,
 };
 /// Rate of a gateway or key server of the provider, which holds identities of many tenants.
+/// Nobody measured these values: the burst is that of 20 nodes, and the rate that of 40
+/// ([`TENANT_RATE`]).
 pub const PROVIDER_RATE: CertificateRate = CertificateRate {
     burst: 20_000,
     per_second: 200,
 };
 /// Maximum number of principals before those with a full bucket are forgotten.
+/// Twice the number of principals (`PRINCIPALS_MAX`), so that only removed principals can exceed
+/// it.
 const BUCKETS_MAX: usize = 20_000;
 
 #[derive(Debug)]

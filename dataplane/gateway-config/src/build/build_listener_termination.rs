@@ -22,7 +22,7 @@ use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
-use crate::termination::{ListenerTermination, ListenerTls, PortClients, PortTermination};
+use crate::termination::{ListenerTermination, ListenerTlsMode, PortClients, PortTermination};
 
 /// The certificates of all Gateways, and the TLS of the listeners that was built from them.
 #[derive(Default)]
@@ -135,9 +135,9 @@ impl SnapshotBuilder {
         for listener in in_order_of_precedence(of_port) {
             let tls = match listener.certificates {
                 // A port for TLS may have listeners that terminate it beside those that do not.
-                None => ListenerTls::Passed,
+                None => ListenerTlsMode::Passed,
                 Some(_) => {
-                    ListenerTls::Terminated(self.listener_terminator(key, listener, &clients))
+                    ListenerTlsMode::Terminated(self.listener_terminator(key, listener, &clients))
                 }
             };
             hosts.insert(&host_text(listener.host.as_ref()), tls);

@@ -12,29 +12,29 @@ use canal_model::policy::Metadata;
 use canal_model::policy::istio_security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
 use canal_model::program::{Labels, Service};
 
-use super::PolicyResolver;
-use crate::limits::TARGETS_PER_POLICY_MAX;
+use crate::PolicyResolver;
+use canal_ir::limits::TARGETS_PER_POLICY_MAX;
 
 /// The fields of a policy object that define its target.
-pub(super) struct TargetSelector<'a> {
-    pub(super) metadata: &'a Metadata,
-    pub(super) selector: Option<&'a WorkloadSelector>,
-    pub(super) target_ref: Option<&'a PolicyTargetRef>,
-    pub(super) target_refs: Option<&'a [PolicyTargetRef]>,
+pub(crate) struct TargetSelector<'a> {
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) selector: Option<&'a WorkloadSelector>,
+    pub(crate) target_ref: Option<&'a PolicyTargetRef>,
+    pub(crate) target_refs: Option<&'a [PolicyTargetRef]>,
 }
 
 /// What policies may name as their targets.
 #[derive(Clone, Copy)]
-pub(in crate::resolve) struct PolicyTargets<'a> {
-    pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
-    pub(in crate::resolve) listeners: &'a TenantListeners,
+pub struct PolicyTargets<'a> {
+    pub services: &'a BTreeMap<ServiceKey, Service>,
+    pub listeners: &'a TenantListeners,
 }
 
 /// API group of Gateways and their classes.
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 /// Returns the widest target that the object could have. A broken selector is replaced by it.
-pub(super) fn widest(metadata: &Metadata) -> PolicyTarget {
+pub(crate) fn widest(metadata: &Metadata) -> PolicyTarget {
     if is_root(metadata) {
         PolicyTarget::Tenant
     } else {
@@ -47,7 +47,7 @@ fn is_root(metadata: &Metadata) -> bool {
 }
 
 /// Returns the target for workloads that carry these labels.
-pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
+pub(crate) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     if labels.is_empty() {
         return widest(metadata);
     }
@@ -60,7 +60,7 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
 /// Returns the targets of the policy. They are empty only if the policy names a class of which
 /// there is no Gateway. A target that cannot be parsed or enforced breaks the policy and becomes
 /// the widest target.
-pub(super) fn targets<T>(
+pub(crate) fn targets<T>(
     tenant: &TenantName,
     written: &TargetSelector<'_>,
     named: PolicyTargets<'_>,
@@ -286,7 +286,7 @@ fn extent(metadata: &Metadata) -> String {
 
 /// Returns a key for each target of a policy: its own key for the first, and keys that no other
 /// policy has for the others.
-pub(super) fn keys(own: &PolicyKey, count: usize, taken: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
+pub(crate) fn keys(own: &PolicyKey, count: usize, taken: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
     let named = |name: String| {
         ObjectName::new(&name).ok().map(|name| PolicyKey {
             name,

@@ -11,14 +11,14 @@ use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{AppProtocol, Labels, Service, Workload};
 use canal_model::trust::Termination;
 
-use crate::text_security;
+use canal_ir::text_security;
 
 /// Maximum number of places that one diagnostic names.
 const SHOWN_MAX: usize = 3;
 
 /// All pods that clients can reach. Pods of one namespace with equal labels and services form one
 /// group, of which one pod is named.
-pub(in crate::resolve) struct ReachablePods<'a> {
+pub struct ReachablePods<'a> {
     groups: Vec<PodGroup<'a>>,
 }
 
@@ -44,7 +44,7 @@ struct HopVisibility {
 }
 
 impl<'a> ReachablePods<'a> {
-    pub(in crate::resolve) fn new(
+    pub fn new(
         services: &BTreeMap<ServiceKey, Service>,
         workloads: &'a [Workload],
         terminations: &[Termination],
@@ -122,7 +122,7 @@ fn access_paths<'a>(
 
 /// A condition of rule number `rule` that cannot be observed at `places`.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::resolve) struct UnobservableCondition {
+pub(crate) struct UnobservableCondition {
     rule: usize,
     attribute: Attribute,
     places: String,
@@ -130,7 +130,7 @@ pub(in crate::resolve) struct UnobservableCondition {
 
 impl UnobservableCondition {
     /// Returns the field, the problem and the fix.
-    pub(in crate::resolve) fn describe(&self) -> (String, String, &'static str) {
+    pub(crate) fn describe(&self) -> (String, String, &'static str) {
         let Self {
             rule,
             attribute,
@@ -158,7 +158,7 @@ impl UnobservableCondition {
 
 /// Returns the conditions of a policy that no hop can observe on some path. Such connections are
 /// denied.
-pub(in crate::resolve) fn blind(
+pub(crate) fn blind(
     policy: &Authorization,
     reachable: &ReachablePods<'_>,
 ) -> Vec<UnobservableCondition> {

@@ -15,23 +15,19 @@ const OWN_TRUST_DOMAIN: &str = "cluster.local";
 
 /// The properties of the policy and tenant on which values depend.
 #[derive(Clone, Copy)]
-pub(in crate::resolve) struct ValueContext<'a> {
-    pub(in crate::resolve) namespace: &'a Namespace,
-    pub(in crate::resolve) trust_domain: &'a TrustDomain,
+pub struct ValueContext<'a> {
+    pub namespace: &'a Namespace,
+    pub trust_domain: &'a TrustDomain,
 }
 
 /// A problem and its fix.
-pub(in crate::resolve) type ValueIssue = (String, &'static str);
+pub type ValueIssue = (String, &'static str);
 
 /// A parsed value, with a warning if it is unusual but works.
-pub(in crate::resolve) type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), ValueIssue>;
+pub type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), ValueIssue>;
 
 /// Parses a value for an attribute.
-pub(in crate::resolve) fn read(
-    context: ValueContext<'_>,
-    attribute: &Attribute,
-    value: &str,
-) -> ValueResult {
+pub fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str) -> ValueResult {
     if value.is_empty() {
         return Err((
             "the value is empty, and nothing would match it".into(),
@@ -202,7 +198,7 @@ fn principal(own: &TrustDomain, value: &str) -> ValueResult {
 }
 
 /// Parses a trust domain to a match on the start of principals.
-pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMatch, ValueIssue> {
+pub(crate) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMatch, ValueIssue> {
     let written = if value == OWN_TRUST_DOMAIN {
         own.as_str()
     } else {
@@ -278,7 +274,7 @@ fn template(value: &str) -> Result<AttributeMatch, ValueIssue> {
 }
 
 /// Parses a key of `when`.
-pub(super) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
+pub(crate) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
     const KEYS: &str = "write one of source.ip, remote.ip, source.namespace, source.principal, source.serviceAccount, request.headers[NAME], \
         request.auth.principal, request.auth.audiences, request.auth.presenter, request.auth.claims[NAME], destination.ip, destination.port, \
         connection.sni";
@@ -313,7 +309,7 @@ pub(super) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
 }
 
 /// Validates the name of a header and returns it in lower case.
-pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
+pub(crate) fn header(name: &str) -> Result<String, ValueIssue> {
     let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let lower = name.to_ascii_lowercase();
     if matches!(lower.as_str(), "host" | ":authority" | ":method" | ":path") {
@@ -335,7 +331,7 @@ pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
 }
 
 /// Validates the path of a claim.
-pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ValueIssue> {
+pub(crate) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ValueIssue> {
     let path: Vec<String> = parts.map(str::to_owned).collect();
     let is_good = |part: &String| {
         !part.is_empty() && part.len() <= VALUE_BYTES_MAX && !part.contains(['[', ']'])

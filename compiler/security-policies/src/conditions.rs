@@ -9,8 +9,8 @@ use canal_model::policy::istio_security::{
     AuthorizationPolicy, AuthorizationRule, OperationSpec, SourceSpec, StringList, WhenCondition,
 };
 
-use super::PolicyResolver;
-use super::values::{ValueContext, ValueResult, attribute, read, trust_domain};
+use crate::PolicyResolver;
+use crate::values::{ValueContext, ValueResult, attribute, read, trust_domain};
 
 type AuthorizationResolver<'a> = PolicyResolver<'a, AuthorizationPolicy>;
 
@@ -18,7 +18,7 @@ type AuthorizationResolver<'a> = PolicyResolver<'a, AuthorizationPolicy>;
 type FieldList<'a> = (&'static str, &'a StringList);
 
 /// Converts one rule; `field` is its path.
-pub(super) fn rule(
+pub(crate) fn rule(
     context: ValueContext<'_>,
     field: &str,
     written: &AuthorizationRule,

@@ -1,4 +1,4 @@
-//! Runs the case programs in the pods of both tenants over every path (road): pod and Service
+//! Runs the case programs in the pods of both tenants over every path: pod and Service
 //! address, IPv4 and IPv6, port with a declared protocol and without. It compares nothing.
 
 use std::io::{BufRead, BufReader};
@@ -159,7 +159,7 @@ pub(crate) fn stop(mut server: Child) {
 fn tours() -> Vec<Vec<ClientPath>> {
     let mut tours = Vec::new();
     for kind in ["tcp", "http"] {
-        let road = |is_meshed, is_declared, is_service, family| ClientPath {
+        let path = |is_meshed, is_declared, is_service, family| ClientPath {
             kind,
             is_meshed,
             is_declared,
@@ -169,11 +169,11 @@ fn tours() -> Vec<Vec<ClientPath>> {
         for declared in [true, false] {
             tours.push(
                 [(false, 0), (false, 1), (true, 0), (true, 1)]
-                    .map(|(service, family)| road(true, declared, service, family))
+                    .map(|(service, family)| path(true, declared, service, family))
                     .into(),
             );
         }
-        tours.push([0, 1].map(|family| road(false, true, false, family)).into());
+        tours.push([0, 1].map(|family| path(false, true, false, family)).into());
     }
     tours
 }
@@ -183,7 +183,7 @@ pub(crate) fn observe_all(mesh: &Mesh) -> Vec<CaseObservation> {
     let walk = |tour: Vec<ClientPath>, first: u16| -> Vec<CaseObservation> {
         tour.iter()
             .zip(first..)
-            .flat_map(|(road, n)| observe(mesh, road, n))
+            .flat_map(|(path, n)| observe(mesh, path, n))
             .collect()
     };
     std::thread::scope(|scope| {
@@ -198,24 +198,24 @@ pub(crate) fn observe_all(mesh: &Mesh) -> Vec<CaseObservation> {
     })
 }
 
-fn observe(mesh: &Mesh, road: &ClientPath, n: u16) -> Vec<CaseObservation> {
-    let host = format!("{}/default/client-0", tenant(road.is_meshed));
+fn observe(mesh: &Mesh, path: &ClientPath, n: u16) -> Vec<CaseObservation> {
+    let host = format!("{}/default/client-0", tenant(path.is_meshed));
     let output = mesh.run(
         &host,
         &[
             "python3",
             "-B",
-            &program(road.kind),
+            &program(path.kind),
             "client",
-            &road.arguments(n).to_string(),
+            &path.arguments(n).to_string(),
         ],
     );
     let json = output.json();
     let cases = json.as_object().unwrap_or_else(|| panic!("{output:?}"));
     let observation = |(case, text): (&String, &Value)| CaseObservation {
-        case: format!("{}:{case}", road.kind),
-        road: road.name(),
-        is_meshed: road.is_meshed,
+        case: format!("{}:{case}", path.kind),
+        path: path.name(),
+        is_meshed: path.is_meshed,
         text: text.as_str().unwrap_or_default().to_owned(),
     };
     cases.iter().map(observation).collect()

@@ -13,24 +13,23 @@ use canal_model::policy::istio_security::{
 };
 use canal_model::program::Tenant;
 
-use super::conditions;
-use super::observability_check::{ReachablePods, blind};
-use super::target::{PolicyTargets, TargetSelector, keys, targets};
-use super::values::ValueContext;
-use super::{PolicyResolver, key};
-use crate::diagnostic_collector::DiagnosticCollector;
-use crate::resolve::tenant_objects::Sourced;
-use crate::resource_budget::ResourceBudget;
+use crate::conditions;
+use crate::observability_check::{ReachablePods, blind};
+use crate::target::{PolicyTargets, TargetSelector, keys, targets};
+use crate::values::ValueContext;
+use crate::{PolicyResolver, key};
+use canal_diagnostics::{DiagnosticCollector, Sourced};
+use canal_ir::resource_budget::ResourceBudget;
 
 /// The objects that policies may refer to.
-pub(in crate::resolve) struct PolicyReferences<'a> {
-    pub(in crate::resolve) tenant: &'a Tenant,
-    pub(in crate::resolve) targets: PolicyTargets<'a>,
-    pub(in crate::resolve) authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
+pub struct PolicyReferences<'a> {
+    pub tenant: &'a Tenant,
+    pub targets: PolicyTargets<'a>,
+    pub authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
 }
 
 /// Returns the policies, sorted by key.
-pub(in crate::resolve) fn resolve(
+pub fn resolve(
     known: &PolicyReferences<'_>,
     declared: &[Sourced<'_, AuthorizationPolicy>],
     reachable: &ReachablePods<'_>,

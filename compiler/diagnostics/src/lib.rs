@@ -1,5 +1,7 @@
-//! Collects the diagnostics of all stages of one compile, each once and within a limit. It contains
-//! no rules.
+//! Collects the diagnostics of all stages of one compile, each once and within a limit, and keeps an
+//! object together with the document that its diagnostics name. It contains no rules.
+
+#![forbid(unsafe_code)]
 
 use std::collections::HashSet;
 
@@ -7,7 +9,7 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::policy::Document;
 
-use crate::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
+use canal_ir::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 
 /// Number of collected diagnostics at which duplicates are removed and the limit is applied. One
 /// object on many services repeats its mistakes for each, so the list would grow far beyond the
@@ -16,7 +18,7 @@ const COMPACT_AT: usize = 4 * DIAGNOSTICS_OF_SEVERITY_MAX;
 
 /// The diagnostics of one compile.
 #[derive(Default)]
-pub(crate) struct DiagnosticCollector {
+pub struct DiagnosticCollector {
     diagnostics: Vec<Diagnostic>,
     /// Severities of which diagnostics were left out.
     left_out: HashSet<Severity>,
@@ -24,7 +26,7 @@ pub(crate) struct DiagnosticCollector {
 
 impl DiagnosticCollector {
     /// Reports an error: a part of the object does not work as written.
-    pub(crate) fn error(
+    pub fn error(
         &mut self,
         code: DiagnosticCode,
         document: &Document,
@@ -42,7 +44,7 @@ impl DiagnosticCollector {
     }
 
     /// Reports that the object exceeds a limit.
-    pub(crate) fn refuse_excess(
+    pub fn refuse_excess(
         &mut self,
         document: &Document,
         field: impl Into<String>,
@@ -53,7 +55,7 @@ impl DiagnosticCollector {
     }
 
     /// Reports a warning: a part of the object may not be meant as written.
-    pub(crate) fn warning(
+    pub fn warning(
         &mut self,
         code: DiagnosticCode,
         document: &Document,
@@ -71,7 +73,7 @@ impl DiagnosticCollector {
     }
 
     /// Adds a diagnostic of another crate.
-    pub(crate) fn add(&mut self, diagnostic: Diagnostic) {
+    pub fn add(&mut self, diagnostic: Diagnostic) {
         self.diagnostics.push(diagnostic);
         if self.diagnostics.len() >= COMPACT_AT {
             self.compact();
@@ -79,7 +81,7 @@ impl DiagnosticCollector {
     }
 
     /// Reports an error about the tenant as a whole.
-    pub(crate) fn general(
+    pub fn general(
         &mut self,
         code: DiagnosticCode,
         problem: impl Into<String>,
@@ -131,7 +133,7 @@ impl DiagnosticCollector {
 
     /// Returns all diagnostics: errors first, then by object, then in the order of reporting.
     /// Duplicates are removed.
-    pub(crate) fn into_sorted(mut self) -> Vec<Diagnostic> {
+    pub fn into_sorted(mut self) -> Vec<Diagnostic> {
         self.compact();
         for severity in [Severity::Error, Severity::Warning]
             .into_iter()
@@ -171,5 +173,27 @@ fn of_tenant(
         field: String::new(),
         problem,
         fix,
+    }
+}
+
+/// An object together with its document.
+pub struct Sourced<'a, T> {
+    pub document: &'a Document,
+    pub object: &'a T,
+}
+
+impl<T> Sourced<'_, T> {
+    /// Returns the first fault in a field that starts with `prefix`, or in a field that contains
+    /// it.
+    pub fn fault(&self, prefix: &str) -> Option<&str> {
+        let is_around = |field: &str| {
+            prefix
+                .strip_prefix(field)
+                .is_some_and(|rest| rest.starts_with(['.', '[']))
+        };
+        let mut faults = self.document.faults.iter();
+        faults
+            .find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field))
+            .map(|fault| fault.problem.as_str())
     }
 }

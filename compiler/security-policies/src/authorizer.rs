@@ -12,14 +12,13 @@ use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::{ExternalAuthorizer, ExternalAuthorizerSpec};
 use canal_model::program::{AppProtocol, Service};
 
-use super::values::header;
-use super::{PolicyResolver, key};
-use crate::diagnostic_collector::DiagnosticCollector;
-use crate::resolve::tenant_objects::Sourced;
+use crate::values::header;
+use crate::{PolicyResolver, key};
+use canal_diagnostics::{DiagnosticCollector, Sourced};
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 
-pub(in crate::resolve) fn resolve(
+pub fn resolve(
     tenant: &TenantName,
     declared: &[Sourced<'_, ExternalAuthorizer>],
     services: &BTreeMap<ServiceKey, Service>,

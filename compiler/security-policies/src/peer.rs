@@ -7,13 +7,12 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::policy::istio_security::{self, MutualTlsMode};
 
-use super::target::{selected, widest};
-use super::{PolicyResolver, key};
-use crate::diagnostic_collector::DiagnosticCollector;
-use crate::resolve::tenant_objects::Sourced;
+use crate::target::{selected, widest};
+use crate::{PolicyResolver, key};
+use canal_diagnostics::{DiagnosticCollector, Sourced};
 
 /// Returns the peer authentications, sorted by key.
-pub(in crate::resolve) fn resolve(
+pub fn resolve(
     tenant: &TenantName,
     declared: &[Sourced<'_, istio_security::PeerAuthentication>],
     report: &mut DiagnosticCollector,

@@ -10,13 +10,13 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::policy::istio_security::{self, RequestAuthentication};
 
-use super::target::{PolicyTargets, TargetSelector, keys, targets};
-use super::values::{claim, header};
-use super::{PolicyResolver, key};
-use crate::diagnostic_collector::DiagnosticCollector;
-use crate::limits::{JWKS_URI_BYTES_MAX, JWKS_URIS_PER_TENANT_MAX};
-use crate::resolve::tenant_objects::Sourced;
-use crate::resource_budget::ResourceBudget;
+use crate::target::{PolicyTargets, TargetSelector, keys, targets};
+use crate::values::{claim, header};
+use crate::{PolicyResolver, key};
+use canal_diagnostics::DiagnosticCollector;
+use canal_diagnostics::Sourced;
+use canal_ir::limits::{JWKS_URI_BYTES_MAX, JWKS_URIS_PER_TENANT_MAX};
+use canal_ir::resource_budget::ResourceBudget;
 
 type AuthenticationResolver<'a> = PolicyResolver<'a, RequestAuthentication>;
 
@@ -33,13 +33,13 @@ const FRAMING: [&str; 8] = [
 ];
 
 /// Key sets that were fetched, and those that are needed.
-pub(in crate::resolve) struct KeySets<'a> {
-    pub(in crate::resolve) fetched: &'a BTreeMap<String, String>,
-    pub(in crate::resolve) required_uris: BTreeSet<String>,
+pub struct KeySets<'a> {
+    pub fetched: &'a BTreeMap<String, String>,
+    pub required_uris: BTreeSet<String>,
 }
 
 /// Returns the request authentications, sorted by key.
-pub(in crate::resolve) fn resolve(
+pub fn resolve(
     tenant: &TenantName,
     declared: &[Sourced<'_, RequestAuthentication>],
     named: PolicyTargets<'_>,

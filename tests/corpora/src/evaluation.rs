@@ -106,7 +106,7 @@ impl KindName {
 
 /// A document and what Canal reports of it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct JudgedDocument {
+pub(crate) struct DocumentVerdict {
     pub(crate) kind: KindName,
     path: String,
     line: usize,
@@ -117,7 +117,7 @@ pub(crate) struct JudgedDocument {
     pub(crate) has_status: bool,
 }
 
-impl JudgedDocument {
+impl DocumentVerdict {
     pub(crate) fn is_loaded(&self) -> bool {
         self.problem.is_none()
     }
@@ -143,7 +143,7 @@ impl JudgedDocument {
     }
 }
 
-impl fmt::Display for JudgedDocument {
+impl fmt::Display for DocumentVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: ", self.position(), self.kind)?;
         match self.is_loaded() {
@@ -153,13 +153,13 @@ impl fmt::Display for JudgedDocument {
     }
 }
 
-/// Judges each Kubernetes object of a file. Documents without `apiVersion` and `kind`, such as the
+/// Evaluates each Kubernetes object of a file. Documents without `apiVersion` and `kind`, such as the
 /// values of a chart, are no objects and are left out.
-pub(crate) fn judge_file(
+pub(crate) fn evaluate_file(
     surroundings: &Surroundings,
     path: &str,
     text: &str,
-) -> Vec<JudgedDocument> {
+) -> Vec<DocumentVerdict> {
     let chunks = documents(text);
     let parsed = canal_sources::parse(path, text);
     let origins: Vec<usize> = parsed
@@ -173,7 +173,7 @@ pub(crate) fn judge_file(
     // A document ends where the next one begins, and diagnostics give line numbers.
     let ends = chunks.iter().skip(1).map(|(line, _)| *line);
     let ends: Vec<usize> = ends.chain([usize::MAX]).collect();
-    let judge = |((line, text), end): (&(usize, &str), usize)| {
+    let evaluate = |((line, text), end): (&(usize, &str), usize)| {
         let lines = *line..end;
         let own: Vec<(&Diagnostic, Meaning)> = diagnostics
             .iter()
@@ -190,7 +190,7 @@ pub(crate) fn judge_file(
         // Istio and Gateway API demand a status for such an object, so it counts as loaded.
         let has_status =
             problem.is_none() && own.iter().any(|(_, meaning)| *meaning == Meaning::Demanded);
-        Some(JudgedDocument {
+        Some(DocumentVerdict {
             kind: kind_of(text)?,
             path: path.to_owned(),
             line: *line,
@@ -198,7 +198,7 @@ pub(crate) fn judge_file(
             has_status,
         })
     };
-    chunks.iter().zip(ends).filter_map(judge).collect()
+    chunks.iter().zip(ends).filter_map(evaluate).collect()
 }
 
 /// Returns the line of a diagnostic about the file.
@@ -265,10 +265,10 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 mod tests {
     use super::*;
 
-    /// Judges a text and returns each document's kind, and the reason if it is not loaded.
+    /// Evaluates a text and returns each document's kind, and the reason if it is not loaded.
     fn reasons_of(text: &str) -> Vec<(String, Option<String>)> {
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
-        let outcome = |document: &JudgedDocument| (document.kind.kind.clone(), document.reason());
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", text);
+        let outcome = |document: &DocumentVerdict| (document.kind.kind.clone(), document.reason());
         documents.iter().map(outcome).collect()
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\n\
                     spec: {selector: {app: a}, ports: [{port: 80}]}\n\
                     ---\nvalues: 1\n---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n";
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", text);
         let kinds: Vec<String> = documents
             .iter()
             .map(|document| document.kind.to_string())
@@ -313,7 +313,7 @@ mod tests {
             .map(|(_, reason)| reason)
             .collect();
         assert_eq!(reasons, [None, None, None]);
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", &text);
         let statuses: Vec<bool> = documents
             .iter()
             .map(|document| document.has_status)
@@ -364,7 +364,7 @@ mod tests {
                 .to_owned(),
         ]
         .concat();
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", &text);
         assert_eq!(documents.len(), 8);
         for document in &documents {
             assert!(document.is_loaded(), "{document}");
@@ -410,7 +410,7 @@ mod tests {
             )
         };
         for (port, has_status) in [(8080, false), (80, true)] {
-            let [document] = judge_file(&surroundings, "a.yaml", &text(port))
+            let [document] = evaluate_file(&surroundings, "a.yaml", &text(port))
                 .try_into()
                 .unwrap();
             assert!(document.is_loaded(), "{document}");
