@@ -175,7 +175,6 @@ fn a_root_is_replaced_under_load() {
         &timeout,
     ];
     let (persistent, new): (&[&str], &[&str]) = match is_timed() {
-        // New connections cost handshakes, so there are fewer of them.
         true => (
             &["-r", "100", "-c", "8"],
             &["-r", "20", "-c", "4", "--no-keepalive"],
