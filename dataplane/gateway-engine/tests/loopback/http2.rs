@@ -616,6 +616,7 @@ async fn errors_are_reported_in_the_clients_protocol() {
 async fn floods_end_the_connection_and_are_counted() {
     let one = OriginServer::echo().await;
     let limits = GatewayLimits {
+        // Few, so that a client that ignores the limit exceeds it at once.
         streams: 10,
         ..GatewayLimits::default()
     };

@@ -397,6 +397,8 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
             },
             &[origin.address],
         );
+        // 200 a second: far below what a worker serves, so that the throttle limits and not the
+        // CPU.
         fixture.apply(vec![throttle(Some("web"), 200, 20)]);
         let begun = Instant::now();
         // Several, so that each worker has some of them.
