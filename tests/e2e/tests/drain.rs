@@ -78,15 +78,14 @@ fn a_drained_replica_ends_with_no_sessions() {
     // The timing tier measures losses at a steady rate. In the gate, whose machine may be busy, each
     // connection sends when it was answered.
     let persistent: &[&str] = if is_timed() {
-        // A connection sends six times a second, so a loss shows; 40 s contain all drains of the
-        // timing tier.
+        // A connection sends six times a second, so a loss shows.
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {
         // The load is started again until the drains are over.
         &["-c", "8", "-d", "15"]
     };
     let new: &[&str] = if is_timed() {
-        // New connections cost handshakes, so there are fewer.
+        // Each request is a session of its own, so fewer suffice.
         &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"]
     } else {
         &["-c", "2", "-d", "2", "--no-keepalive"]

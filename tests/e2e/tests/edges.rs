@@ -39,8 +39,8 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 const SESSIONS: u64 = 2000;
 /// The same in the gate, which checks only that each core has some.
 const GATE_SESSIONS: u64 = 300;
-/// Packets of a load that show that an edge carries it. Probes and reports of the edge itself are
-/// fewer.
+/// Packets of a load that show that an edge carries it: two seconds of the 25 requests that each
+/// load sends in a second.
 const CARRIED_MIN: u64 = 50;
 
 fn mesh() -> &'static Mesh {
@@ -304,7 +304,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     argv.extend([
         "-n",
         &count,
-        // As many handshakes as two cores make beside the other load.
+        // Five seconds until all are open in the timing tier.
         "--open-rate",
         "400",
         "--interval-ms",

@@ -405,7 +405,7 @@ fn change_fleet(round: usize) -> String {
 fn a_killed_replica_loses_only_its_own_sessions() {
     let mesh = mesh();
     let long_lived = mesh.spawn(
-        // About seventy at each of the four replicas; ten messages a second show a break at once.
+        // Many at each replica; ten messages a second on each show a break at once.
         PROXYLESS,
         &[
             "canal-samples",
