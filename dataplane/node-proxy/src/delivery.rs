@@ -139,6 +139,7 @@ pub(crate) async fn dial(
     sys::connect_from(&context.netns, target, &options, ports(own))
         .await
         .map_err(|e| {
+            // Without a free port nothing is known of the application, which may be up.
             let refusal = if matches!(e, SysError::SourcePorts { .. }) {
                 NodeRefusal::SourceUnavailable
             } else {
