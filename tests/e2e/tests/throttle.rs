@@ -431,6 +431,7 @@ fn packets_of_many_flows_get_the_whole_limit() {
             println!(
                 "{counter}, {to}: {passed} of {sent} datagrams passed {replicas} replicas, {lost} were refused; {least} to {most} may pass"
             );
+            // Otherwise the upper bound would prove nothing.
             timed!(
                 sent > 2 * most,
                 "datagrams are a flood, {counter}, {}",
@@ -507,6 +508,7 @@ fn packets_are_cut_to_the_rate() {
             println!(
                 "{counter}, {to}: {answered} of {sent} echoes answered, {least} to {most} may be; alpha: {alphas_answered} of {alphas}"
             );
+            // Otherwise the upper bound would prove nothing.
             timed!(
                 sent > 2 * most,
                 "echoes are a flood, {counter}, {}",
@@ -607,6 +609,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         println!(
             "{server}: {received} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
         );
+        // Otherwise the upper bound would prove nothing.
         timed!(sent > 4 * most, "queries are a flood, {}", family(server));
         timed!(
             (least..=most).contains(&received),

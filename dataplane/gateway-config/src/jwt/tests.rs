@@ -293,6 +293,8 @@ fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
             None,
         ),
         (
+            // Longer ago than the difference of clocks that is permitted (`LEEWAY`, 60 s) or as
+            // long.
             "expired",
             serde_json::json!({"exp": NOW - 60}),
             Some(TokenError::Expired),

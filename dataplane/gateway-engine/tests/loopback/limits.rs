@@ -429,6 +429,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
             "{workers} workers: {passed} of {limit}"
         );
         timed!(
+            // A tenth is for what the clients do not send while they wait for their answers.
             passed >= 0.9 * limit,
             "nine tenths of a throttle pass with {workers} workers"
         );
