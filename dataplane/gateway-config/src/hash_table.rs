@@ -137,7 +137,8 @@ mod tests {
 
     const RING: HashTableKind = HashTableKind::Ring { size_min: 1024 };
     const MAGLEV: HashTableKind = HashTableKind::Maglev { size: 65_537 };
-    /// Number of hashes that the tests look up.
+    /// Number of hashes that the tests look up. Enough that the part of each endpoint is near its
+    /// expected one.
     const HASHES: u64 = 20_000;
 
     fn keys(count: usize) -> Vec<String> {

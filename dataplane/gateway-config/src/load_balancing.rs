@@ -138,6 +138,7 @@ impl LoadBalancing {
             // More endpoints than fit into a table have the default.
             return (built.unwrap_or_default(), false);
         }
+        // The budget of this change is used up: the table before serves until the build's turn.
         let table = before.map(|it| it.table.clone());
         let stale = table.map(|table| HashBalancer::new(hash, table, endpoints));
         let stale = stale.map(|it| Self::ConsistentHash(Arc::new(it)));

@@ -78,6 +78,7 @@ impl Io {
                 while !outbox.is_empty() {
                     let mut stream = Pin::new(&mut *stream);
                     let n = match outbox.single() {
+                        // A single span needs no list of vectors.
                         Some(span) => ready!(stream.as_mut().poll_write(cx, span))?,
                         None => ready!(stream.as_mut().poll_write_vectored(cx, &outbox.vectors()))?,
                     };

@@ -73,6 +73,8 @@ impl Default for PoolConfig {
             streams_max: canal_wire::hbone::POOL_STREAMS_MAX,
             idle: Duration::from_secs(300),
             connect_timeout: canal_net::sys::CONNECT_TIMEOUT,
+            // Twice the peer's own connect timeout, 10 s, so that its answer with the cause
+            // arrives.
             answer_timeout: Duration::from_secs(20),
             ping: super::KEEPALIVE_INTERVAL,
             sources: SourceAddresses::default(),
@@ -865,6 +867,7 @@ impl PeerConnections {
             aged().for_each(|c| c.retire(HboneCloseReason::Aged));
         }
         let growth = self.growth(streams, &config.spread, now);
+        // The caller may then wait for one of the new connections, for a short time.
         let is_crowded =
             count < target && taken.connection().streams() > config.spread.streams_per_connection;
         SpreadChoice {

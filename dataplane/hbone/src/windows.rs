@@ -233,6 +233,7 @@ mod tests {
 
     #[test]
     fn streams_get_the_largest_window_also_if_the_peer_was_slow_to_acknowledge_the_last_but_one() {
+        // Larger than the bytes that the test sends without reading.
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

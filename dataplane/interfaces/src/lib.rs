@@ -168,6 +168,7 @@ fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
             )
         })?;
         for address in addresses.iter().map(IpAddr::to_canonical) {
+            // No host has such a source (RFC 1122 §3.2.1.3).
             if address.is_unspecified() || address.is_multicast() {
                 return Err(refuse(
                     format!("{address} is not an address of a host"),

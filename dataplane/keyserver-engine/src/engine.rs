@@ -262,6 +262,8 @@ impl KeyServerEngine {
                 Err(error) => {
                     self.listener_state.core.counts.unauthenticated("accept");
                     tracing::warn!(%error, "key server: accepting a connection failed; retrying");
+                    // The process is out of files or memory: a late accept is better than a busy
+                    // loop.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -464,6 +466,7 @@ async fn until(time: SystemTime) {
         if left.is_zero() {
             return;
         }
+        // A clock that is set is noticed within a minute.
         tokio::time::sleep(left.min(Duration::from_secs(60))).await;
     }
 }

@@ -23,7 +23,7 @@ use rustls_pki_types::{AlgorithmIdentifier, PrivateKeyDer, SubjectPublicKeyInfoD
 use crate::vault::{SealedSecret, Vault, VaultError};
 
 /// Longest private key that is read, in bytes of DER; an RSA-8192 key is shorter. Such a key has
-/// about 4.7 KiB.
+/// about 4.7 kB.
 const KEY_BYTES_MAX: usize = 8 << 10;
 
 /// Plaintext keys of one thread at once, at most. A process that is read at a random instant shows

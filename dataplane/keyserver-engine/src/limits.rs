@@ -84,8 +84,11 @@ impl Default for QuotaShares {
     /// gateway's.
     fn default() -> Self {
         Self {
+            // A gateway's handshakes in progress have the same limit (`GatewayLimits::handshakes`).
             requester: 8192,
+            // A quarter of the requester's.
             tenant: 2048,
+            // Those of 128 requesters with as many workers each (`REQUESTER_CHANNELS_MAX`).
             channels: 16_384,
         }
     }

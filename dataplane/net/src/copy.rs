@@ -21,7 +21,7 @@ use stall::{StallTimer, StallWatch};
 /// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`]
 /// (ztunnel's steps).
 pub const BUFFER: [usize; 3] = [1 << 10, 16 << 10, 256 << 10];
-/// Bytes moved in one direction at which the buffer grows.
+/// Bytes moved in one direction at which the buffer grows. Both are ztunnel's.
 pub const GROW_AT: [u64; 2] = [128 << 10, 10 << 20];
 /// Chunks that one direction may move before it yields. Otherwise legs that are always ready would
 /// occupy the thread. With the largest buffer they are 8 MiB. Nobody measured this value.

@@ -8,6 +8,7 @@ use crate::corpus::Corpus;
 use crate::evaluation::DocumentVerdict;
 
 /// Share of the documents of kinds that are due, of each corpus, that are to be loaded, in percent.
+/// The goal for the corpora; nobody derived it from another number.
 pub(crate) const LOADED_PERCENT_MIN: usize = 95;
 
 const HEAD: &str = "# Documents of policy that Canal does not load

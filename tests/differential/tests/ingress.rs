@@ -17,6 +17,8 @@ use canal_router::{RoutableRequest, routing_path};
 use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
 
+/// Number of tenants with random objects; fewer in debug builds, which are slower. Nobody measured
+/// how many are enough.
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
 pub(crate) const HOSTS: [&str; 7] = [
     "a.example.com",

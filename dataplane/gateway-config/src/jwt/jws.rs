@@ -222,6 +222,7 @@ impl<'a> ParsedToken<'a> {
         if self.header.crit.is_some() {
             return Err(TokenError::Critical.into());
         }
+        // Without the issuer's keys no token of it can be valid.
         let keys = keys.ok_or(TokenError::NoKeys)?;
         match keys.check(self.header.kid.as_deref(), algorithm, |key| {
             memory.is_signed(digest, &key.digest, now)

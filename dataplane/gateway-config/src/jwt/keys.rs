@@ -235,6 +235,7 @@ impl JwkKey {
                         .collect(),
                 }
             }
+            // Sizes of a coordinate (RFC 7518 §6.2.1.2), and of an Ed25519 key (RFC 8032 §5.1.5).
             ("EC", Some("P-256")) => Material::P256(point(32)?),
             ("EC", Some("P-384")) => Material::P384(point(48)?),
             ("OKP", Some("Ed25519")) => {

@@ -67,7 +67,7 @@ const UNKNOWN: &str = "?";
 /// Prefix of the names of paths to ports without a declared protocol.
 const UNDECLARED: &str = "undeclared-";
 /// Number of runs if the differences are not the listed ones; more than half of them must show a
-/// problem.
+/// problem. An odd number has a majority; a case that depends on chance costs one run or two.
 const ROUNDS: usize = 5;
 const HEAD: &str = "# Differences between meshed and unmeshed: id in docs/compatibility.md, case, paths, what the meshed ends observe.\n\
                     # `*`: it differs from run to run, on one path at the least; `~`: it may differ. CANAL_BLESS=1 writes this file.\n";

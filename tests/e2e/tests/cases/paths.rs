@@ -21,9 +21,11 @@ const SNIFFED_SERVICE: [&str; 2] = ["10.101.0.30", "fd00:101::30"];
 /// undeclared.
 const TCP_BASES: [u16; 2] = [7100, 7200];
 const HTTP_PORTS: [u16; 2] = [8080, 8082];
-/// Maximum time of a single wait of a case in the timing tier, in seconds.
+/// Maximum time of a single wait of a case in the timing tier, in seconds. A lost SYN is repeated
+/// within it, after 1 s and 3 s.
 const WAIT_MAX_S: u32 = 4;
-/// First source port that cases bind; each path has ten.
+/// First source port that cases bind; each path has ten. Below the kernel's ephemeral ports, so
+/// that no other socket has one.
 const FIXED_PORTS: u16 = 20_000;
 
 /// A path from the client to the server.
