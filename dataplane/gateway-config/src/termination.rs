@@ -69,8 +69,8 @@ impl ListenerTermination {
     /// Returns how the listener that [`Self::choose`] chooses validates clients.
     pub fn clients(&self, server_name: Option<&str>) -> &ListenerClients {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(ListenerTls::Terminated(_, clients)) => clients,
-            Some(ListenerTls::Passed) | None => &ListenerClients::Unasked,
+            Some(ListenerTlsMode::Terminated(_, clients)) => clients,
+            Some(ListenerTlsMode::Passed) | None => &ListenerClients::Unasked,
         }
     }
 
