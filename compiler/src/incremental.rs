@@ -51,7 +51,7 @@ pub struct ResourceChanges {
 }
 
 impl<'c> Recompiled<'c> {
-    /// Returns the result.
+    /// Returns the result of this compile.
     pub fn output(&self) -> &'c CompileOutput<Arc<Resource>> {
         match self {
             Self::Everything(output) | Self::Routes(output, _) => output,

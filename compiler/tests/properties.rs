@@ -228,7 +228,7 @@ fn generated_requests_meet_all_verdicts() {
     );
 }
 
-/// Returns the golden policies.
+/// Returns the texts of the golden policies.
 pub(crate) fn golden_texts() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/compiler");
     let mut texts: Vec<String> = fs::read_dir(folder)

@@ -66,7 +66,7 @@ impl ResourceBudget {
         }
     }
 
-    /// Returns the limit.
+    /// Returns the limit that the resources must not exceed.
     pub fn limit(&self) -> CompiledSize {
         self.budget
     }

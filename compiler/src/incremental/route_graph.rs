@@ -110,7 +110,7 @@ impl RouteGraph {
         self.routes.get(key)
     }
 
-    /// Returns the number of GRPCRoutes.
+    /// Returns the number of GRPCRoutes of the tenant.
     pub(super) fn grpc_routes(&self) -> usize {
         self.grpc_routes
     }
