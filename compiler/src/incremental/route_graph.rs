@@ -115,7 +115,7 @@ impl RouteGraph {
         self.grpc_routes
     }
 
-    /// Applies changes of documents.
+    /// Applies changes of documents to the routes and their links.
     pub(super) fn apply(&mut self, tenant: &TenantName, documents: &DocumentChanges) {
         for (key, change) in &documents.changed {
             let after = change.after.as_ref();
