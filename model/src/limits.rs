@@ -23,6 +23,14 @@ pub const WEIGHT_MAX: u32 = 1_000_000;
 /// Maximum length of each list of a CORS policy in bytes, as it stands in a header: each preflight
 /// gets a copy of it.
 pub const CORS_LIST_BYTES_MAX: usize = 4096;
+/// Maximum number of groups of a regular expression that rewrites paths: `\9` is the last one that
+/// a substitution can name (RE2).
+pub const SUBSTITUTION_GROUPS_MAX: usize = 9;
+/// Maximum length in bytes of a path that a regular expression rewrites, before and after. Finding
+/// all matches may take time that grows with the square of it.
+pub const SUBSTITUTED_PATH_BYTES_MAX: usize = 8192;
+/// Maximum number of matches in one path that a regular expression rewrites.
+pub const SUBSTITUTIONS_PER_PATH_MAX: usize = 256;
 /// Maximum number of proxies between clients and a Gateway.
 pub const TRUSTED_PROXIES_MAX: u8 = 16;
 /// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API

@@ -469,6 +469,10 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     if let Some(host) = &filters.rewrite.host {
         text += &format!(", host becomes {host:?}");
     }
+    if let Some(regex) = &filters.rewrite.path_regex {
+        let (pattern, substitution) = (&regex.pattern, &regex.substitution);
+        text += &format!(", what {pattern:?} matches in the path becomes {substitution:?}");
+    }
     text + &path_change(filters.rewrite.path.as_ref())
 }
 

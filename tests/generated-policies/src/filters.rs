@@ -8,6 +8,7 @@ use canal_model::policy::gateway_api::{
 };
 use canal_model::policy::istio::{
     HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
+    UriRegexRewrite,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -293,12 +294,28 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = (Option<Headers>, Op
 {
     let headers =
         (operations(), operations()).prop_map(|(request, response)| Headers { request, response });
-    let rewrite = (option::of(words(&PATHS)), option::of(words(&HOSTS[..3])))
-        .prop_map(|(uri, authority)| HttpRewrite { uri, authority });
+    let rewrite = (
+        option::of(words(&PATHS)),
+        option::of(words(&HOSTS[..3])),
+        option::weighted(0.3, regex_rewrite()),
+    );
+    let rewrite = rewrite.prop_map(|(uri, authority, regex)| HttpRewrite {
+        // With both, the rule is refused.
+        uri: uri.filter(|_| regex.is_none()),
+        authority,
+        uri_regex_rewrite: regex,
+    });
     (
         option::weighted(0.2, headers),
         option::weighted(0.2, rewrite),
     )
+}
+
+/// Generates rewrites by regular expressions; the last one of each list is refused with some others.
+fn regex_rewrite() -> impl Strategy<Value = UriRegexRewrite> {
+    let patterns = words(&["/", "^/([^/]*)(/.*)?$", "[ab]*", "(?i)(B|%2f)", "a)|(b"]);
+    let rewrites = words(&["/x", "-", r"\\", r"/\0", r"\2/\1"]);
+    (patterns, rewrites).prop_map(|(pattern, rewrite)| UriRegexRewrite { pattern, rewrite })
 }
 
 fn operations() -> impl Strategy<Value = HeaderOperations> + Clone {

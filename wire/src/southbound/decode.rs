@@ -452,10 +452,16 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             filters = Some(Box::new(route_filters::decode(&at, received)?));
             split(at.need("filtered_split.split", f.split)?)?
         }
-        Action::StrictSplit(s) => {
+        Action::StrictSplit(s)
+        | Action::Extended(w::ExtendedAction {
+            action: Some(w::extended_action::Action::Split(s)),
+        }) => {
             let received = s.filters.map(|it| route_filters::decode(&at, it));
             filters = received.transpose()?.map(Box::new);
             split(at.need("strict_split.split", s.split)?)?
+        }
+        Action::Extended(w::ExtendedAction { action: None }) => {
+            return at.err("extended.action", "is missing");
         }
         Action::Answer(received) => {
             let (answer, of_answer) = route_answers::decode(&at, received)?;
