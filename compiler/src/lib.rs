@@ -9,12 +9,12 @@
 #![forbid(unsafe_code)]
 
 mod build;
-mod diagnostic_collector;
 mod names;
 mod protocol;
 mod resolve;
 
 pub(crate) use canal_attachment::precedence;
+pub(crate) use canal_diagnostics as diagnostic_collector;
 pub use canal_ir::oracle_relay;
 pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress};
 pub use canal_ir::{resource_budget, route_weight};

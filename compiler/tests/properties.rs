@@ -371,6 +371,7 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
     }
     // At least one in twenty must be denied, so that a node that admits everything would fail.
     assert!(
+        // The other numbers only show that the generated cases are not all alike.
         evaluated > 1000 && denied * 20 > evaluated && kept > 100,
         "{evaluated} judged, {denied} denied, {kept} kept a gateway"
     );

@@ -12,7 +12,9 @@ use canal_compiler::{CompileInput, compile, service_keys};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
+/// DESIGN's largest tenant, which docs/performance.md has as a target.
 const SERVICES: usize = 10_000;
+/// Rules of each service: with [`SERVICES`] they are the target's 100,000.
 const RULES_PER_SERVICE: usize = 10;
 
 /// The objects of the tenant, ready to be compiled.

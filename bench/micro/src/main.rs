@@ -20,9 +20,14 @@ const USAGE: &str = "usage: canal-bench-micro [time | compile | instructions | o
 
 /// Approximate duration of a round. The best round counts, because other load only slows rounds
 /// down.
+/// Some scheduler periods long, and short enough that many rounds meet no other load. Nobody
+/// measured another value.
 const ROUND: Duration = Duration::from_millis(60);
+/// Number of rounds of each operation. Nobody measured fewer.
 const ROUNDS: usize = 5;
 /// Number of operations counted under valgrind.
+/// Instructions repeat exactly, so that few operations are enough; valgrind is about fifty times
+/// slower.
 const COUNTED: u64 = 200;
 
 fn main() -> ExitCode {
@@ -42,6 +47,7 @@ fn main() -> ExitCode {
 }
 
 /// Number of first compiles, and of changes, that are timed; the bar is for their median.
+/// A first compile takes seconds, and a change milliseconds, so their numbers differ.
 const COMPILES: usize = 5;
 const CHANGES: usize = 100;
 
@@ -59,6 +65,7 @@ fn compile() -> ExitCode {
         println!("{name:<44} {ms:>10.1} {bar_ms:>10.1}{missed}");
     };
     let first = (0..COMPILES).map(|_| bench.compile()).collect();
+    // Both bars are targets of docs/performance.md.
     row("compile of all objects", first, Duration::from_secs(5));
     eprintln!("changing {CHANGES} routes, one at a time ...");
     let changes = (0..CHANGES).map(|at| bench.change(at)).collect();

@@ -36,7 +36,7 @@ mod token_facts;
 use policy_trace::explain_policies;
 use token_facts::{claimed, texts};
 
-/// Maximum number of refusals in an explanation.
+/// Maximum number of refusals in an explanation. Nobody measured it; a person reads the first few.
 pub const REFUSALS_MAX: usize = 8;
 
 /// A request as an operator describes it.

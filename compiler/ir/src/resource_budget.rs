@@ -14,11 +14,16 @@ use canal_model::program::{
 use crate::route_weight::RouteWeights;
 
 /// Bytes of one host of a route on a listener, without its text.
+/// Nobody measured it alone; it is twice that of a match in the tables of a host
+/// (`HOST_ENTRY_BYTES`).
 const ATTACHED_HOST_BYTES: u64 = 256;
 
 /// Bytes of an endpoint set of a gateway and of its views in the workers, without its endpoints.
+/// Nobody measured it alone. It has to be too high rather than too low, because the sum protects
+/// the gateway's memory.
 const SET_BYTES: u64 = 4096;
 /// Bytes of an endpoint in one endpoint set of a gateway.
+/// Chosen like [`SET_BYTES`].
 const SET_ENDPOINT_BYTES: u64 = 128;
 
 /// Size of one tenant's resources, or the limit on it.

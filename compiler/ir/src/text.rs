@@ -100,8 +100,13 @@ fn address(address: &GatewayAddress) -> String {
 /// The text names no certificate: its digest would change with each test.
 pub(crate) fn client_validation(validation: &ClientValidation) -> String {
     let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
+    let listeners: Vec<String> = validation.listeners.iter().cloned().collect();
+    let of = match listeners.as_slice() {
+        [] => String::new(),
+        some => format!(" of {}", list(some)),
+    };
     format!(
-        "validation {} of clients at {} by {} authorities",
+        "validation {} of clients at {}{of} by {} authorities",
         validation.mode.as_str(),
         list(&ports),
         validation.authorities.count
@@ -381,6 +386,8 @@ fn numbers(numbers: &[u32]) -> String {
     let shown: Vec<String> = numbers
         .iter()
         .map(|n| {
+            // Precedence stores some numbers as u32::MAX minus the number, so that larger ones come
+            // first.
             if *n > u32::MAX / 2 {
                 format!("-{}", u32::MAX - n)
             } else {

@@ -343,6 +343,7 @@ fn attach(
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
             document: route.document,
+            changes_of: None,
             field: field.clone(),
             report,
             broken,

@@ -16,7 +16,6 @@ mod load_balancer;
 mod manual_endpoints;
 mod node;
 mod offload_preference;
-mod policy;
 mod relay_route;
 mod route_answers;
 mod route_attempts;
@@ -45,6 +44,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::{AzName, ServiceKey};
 use canal_model::program::{GatewayReplica, Node, RouteRule, Service, Tenant, Throttle, Workload};
+use canal_security_policies as policy;
 
 use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;

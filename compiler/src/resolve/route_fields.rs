@@ -98,6 +98,8 @@ pub(crate) fn parent_service(
 /// makes it refuse.
 pub(crate) struct RuleContext<'a> {
     pub(crate) document: &'a Document,
+    /// Namespace of another object whose changes of requests apply in this rule.
+    pub(crate) changes_of: Option<&'a Namespace>,
     /// Path of the rule, e.g. `spec.rules[3]`.
     pub(crate) field: String,
     pub(crate) report: &'a mut DiagnosticCollector,
@@ -106,6 +108,14 @@ pub(crate) struct RuleContext<'a> {
     /// Status of the response if the rule or a backend refuses a request.
     pub(crate) refusal_status: u16,
     pub(crate) regexes: &'a mut RegexBudget,
+}
+
+impl RuleContext<'_> {
+    /// Returns whether each object that changes requests in this rule is of this namespace.
+    pub(crate) fn may_change_requests_to(&self, namespace: &Namespace) -> bool {
+        let own = self.document.object.key().namespace;
+        own == *namespace && self.changes_of.is_none_or(|it| it == namespace)
+    }
 }
 
 /// Memory that the regular expressions of a service may still use.

@@ -280,7 +280,6 @@ pub(super) fn guard(
     let RouteAction::Split(mut backends) = action else {
         return action;
     };
-    let own = rule.document.object.key().namespace;
     let is_of_istio = rule.document.object.kind() == ObjectKind::VirtualService;
     let sets_host = is_of_istio && filters.is_some_and(|filters| filters.rewrite.host.is_some());
     for backend in &mut backends {
@@ -293,7 +292,7 @@ pub(super) fn guard(
         let BackendTarget::Service { service, .. } = &backend.target else {
             continue;
         };
-        if service.namespace == own {
+        if rule.may_change_requests_to(&service.namespace) {
             continue;
         }
         let problem = format!(

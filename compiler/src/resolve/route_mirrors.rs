@@ -155,12 +155,12 @@ pub(super) fn guard(
     if !changes_requests(filters) && !of_backends.any(changes_requests) {
         return;
     }
-    let own = rule.document.object.key().namespace;
     mirrors.retain(|mirror| {
         let BackendTarget::Service { service, .. } = &mirror.target else {
             return false;
         };
-        if service.namespace != own {
+        let is_permitted = rule.may_change_requests_to(&service.namespace);
+        if !is_permitted {
             let problem = format!(
                 "the rule changes requests, so it cannot copy them to namespace {}, whose policies authorize them unchanged; requests are served, and not copied there",
                 service.namespace
@@ -169,7 +169,7 @@ pub(super) fn guard(
                 .with_code(Code::ChangedAcrossNamespaces);
             rule.warning("", issue);
         }
-        service.namespace == own
+        is_permitted
     });
 }
 

@@ -338,6 +338,7 @@ impl VirtualServices<'_> {
         for (at, rule) in written.enumerate() {
             let mut reading = RuleContext {
                 document: rule.document,
+                changes_of: rule.changes_of,
                 field: rule.field.clone(),
                 report,
                 broken: broken.clone().or_else(|| rule.broken.clone()),

@@ -15,6 +15,8 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 /// Prefix lengths of the ranges by which unknown sources are counted, for IPv4 and IPv6.
+/// A /64 is one IPv6 subnet (RFC 4291 §2.5.4), all of whose addresses one host can use. The /24 was
+/// chosen: its addresses mostly have one owner.
 const RANGE_BITS: (u8, u8) = (24, 64);
 
 /// The permit of one open connection: first its source's, then its owner's.

@@ -31,14 +31,21 @@ pub use origin::PolicyOrigin;
 
 /// Maximum number of deltas in a tenant's log. A subscriber that is further behind is compared with
 /// the whole tenant, which takes longer and has the same result.
+/// Nobody measured this value. It bounds the log of a tenant whose small changes never fill
+/// [`LOG_BYTES_MAX`].
 pub const LOG_DELTAS_MAX: usize = 1024;
 /// Maximum number of changed resources in all deltas of a tenant's log.
+/// A record of a change takes 40 bytes, so that [`LOG_BYTES_MAX`] is reached first, at about 52,000
+/// changes.
 pub const LOG_CHANGES_MAX: usize = 100_000;
 /// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed
 /// resources.
+/// A replaced resource counts at least `RESOURCE_BYTES`, so that at most 4,096 of them are kept. The
+/// log stays after a tenant became small, so it is small beside the default share of 24 MiB.
 pub const LOG_BYTES_MAX: usize = 2 << 20;
 /// Bytes of memory of a resource beside its body and its decoded value, which is about as large as
 /// the body.
+/// Nobody measured it alone; too much only shortens the log.
 const RESOURCE_BYTES: usize = 512;
 
 /// Version of a resource: the first 128 bits of the SHA-256 of its bytes. Equal content has equal

@@ -22,6 +22,7 @@ use crate::tier::TierState;
 
 /// Weight of a Gateway. Its requests go to endpoints of other services, whose number says little
 /// about them.
+/// So it counts like a service with one workload.
 const GATEWAY_WEIGHT: u32 = 1;
 
 /// Bucket tables as they are published to data planes.
@@ -80,6 +81,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> D
             );
         }
     }
+    // A tenant whose sources were not read yet keeps the services that the plan has.
     add_planned_services(catalog, plan, &mut demands);
     demands
 }

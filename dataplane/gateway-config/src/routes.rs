@@ -25,7 +25,7 @@ use super::route_mirrors::{self, SelectedMirror};
 use super::{EndpointSetId, FilterChain, MatchedFilters, route_cors};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
-/// intended.
+/// intended. Gateway API prescribes 500 for a backend reference that is not valid.
 const FOREIGN_STATUS: u16 = 500;
 
 /// Assigns IDs to endpoint sets.
@@ -33,7 +33,8 @@ pub(super) trait TargetResolver {
     fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId;
 }
 
-/// Status for a service whose routes could not be compiled because of a fault in this program.
+/// Status for a service whose routes could not be compiled because of a fault in this program. The
+/// client made no mistake, and a retry would not help, so it is neither a 4xx nor 503.
 const UNCOMPILED_STATUS: u16 = 500;
 
 /// Compiled routes of one service. They refer to no endpoint set yet.

@@ -24,9 +24,9 @@ pub enum PortTermination {
 
 /// What happens to the TLS of one listener's clients.
 #[derive(Debug)]
-pub(crate) enum ListenerTls {
+pub(crate) enum ListenerTlsMode {
     /// The listener terminates it. One that is closed has no terminator.
-    Terminated(Option<Arc<Terminator>>),
+    Terminated(Option<Arc<Terminator>>, ListenerClients),
     /// The listener relays it as it is.
     Passed,
 }
@@ -35,15 +35,14 @@ pub(crate) enum ListenerTls {
 #[derive(Debug)]
 pub struct ListenerTermination {
     /// What each listener does, by its host.
-    pub(crate) hosts: HostTable<ListenerTls>,
+    pub(crate) hosts: HostTable<ListenerTlsMode>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
-    pub clients: PortClients,
 }
 
-/// The clients of a Gateway's port for HTTPS.
+/// The clients of a listener that terminates TLS.
 #[derive(Debug, Clone, Default)]
-pub enum PortClients {
+pub enum ListenerClients {
     /// They are not asked for a certificate.
     #[default]
     Unasked,
@@ -57,13 +56,21 @@ impl ListenerTermination {
     /// a name, only a listener for any host is one.
     pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(ListenerTls::Terminated(Some(terminator))) => {
+            Some(ListenerTlsMode::Terminated(Some(terminator), _)) => {
                 ListenerChoice::Terminator(terminator)
             }
-            Some(ListenerTls::Terminated(None) | ListenerTls::Passed) => {
+            Some(ListenerTlsMode::Terminated(None, _) | ListenerTlsMode::Passed) => {
                 ListenerChoice::NoCertificate
             }
             None => ListenerChoice::NoListener,
+        }
+    }
+
+    /// Returns how the listener that [`Self::choose`] chooses validates clients.
+    pub fn clients(&self, server_name: Option<&str>) -> &ListenerClients {
+        match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
+            Some(ListenerTlsMode::Terminated(_, clients)) => clients,
+            Some(ListenerTlsMode::Passed) | None => &ListenerClients::Unasked,
         }
     }
 
@@ -71,7 +78,7 @@ impl ListenerTermination {
     /// then, which a closed listener has none of.
     pub fn passes_through(&self, server_name: Option<&str>) -> bool {
         let listener = self.hosts.get(server_name.unwrap_or_default().as_bytes());
-        matches!(listener, Some(ListenerTls::Passed))
+        matches!(listener, Some(ListenerTlsMode::Passed))
     }
 }
 

@@ -184,7 +184,7 @@ pub(crate) fn is_relayed(worker: &Worker, session: &ClientSession) -> bool {
     let port = &service.ports[*port];
     let is_accepted = match port.termination.as_deref() {
         Some(PortTermination::Relay(listeners)) if session.tls => {
-            !listeners.passes_through(name) && session.principal.is_kept_by(&listeners.clients)
+            !listeners.passes_through(name) && session.principal.is_kept_by(listeners.clients(name))
         }
         Some(PortTermination::Relay(listeners)) => listeners.passes_through(name),
         _ => !session.tls && port.protocol == AppProtocol::Tcp,
@@ -220,7 +220,8 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
     let port = &service.ports[*port];
     match port.termination.as_deref() {
         Some(PortTermination::Gateway(listeners)) => {
-            !session.tls || !session.principal.is_kept_by(&listeners.clients)
+            let name = session.principal.server_name.as_deref();
+            !session.tls || !session.principal.is_kept_by(listeners.clients(name))
         }
         // Requests cannot be read of connections that are relayed.
         Some(PortTermination::Passthrough | PortTermination::Relay(_)) => true,

@@ -191,6 +191,7 @@ async fn tunnel(
                 .closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
         }
     };
+    // The client asks how many bytes the application received, to know what it may send again.
     let reports = CloseReport::is_requested(&incoming.headers);
     match incoming.accept(answer(&flow.destination)) {
         Ok(stream) if reports => {

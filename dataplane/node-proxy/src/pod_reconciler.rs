@@ -35,9 +35,10 @@ use crate::worker::{self, NodeShared};
 use crate::workload_api::{WorkloadApi, WorkloadApis};
 
 /// Interval of scans, whether or not inotify reports changes. Releasing pods that are gone and
-/// reading counters happen at the same interval.
+/// reading counters happen at the same interval. A lost inotify event delays a pod by that. The
+/// kernel's counters appear in metrics as late.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
-/// Time that a drained pod's tasks may take beyond their deadline.
+/// Time that a drained pod's tasks may take beyond their deadline. As the node's own.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Device and inode of a namespace file; a pod that is recreated under its old name has another.
@@ -693,6 +694,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
             | WatchMask::MOVED_FROM
             | WatchMask::DELETE;
         inotify.watches().add(dir, mask)?;
+        // An event has 16 bytes and a name of 256 at most; more events wait in the kernel.
         inotify.into_event_stream([0u8; 4096])
     };
     match watch() {

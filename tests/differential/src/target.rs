@@ -4,10 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use canal_compiler::ir::Ir;
 use canal_compiler::oracle::{self, RoutingVerdict};
-use canal_gateway_config::{AnsweredRequest, MatchedFilters, backend_filters, edit_response};
+use canal_compiler::{build_ir, lower};
+use canal_gateway_config::{
+    AnsweredRequest, MatchedFilters, Snapshot, SnapshotBuilder, backend_filters, edit_response,
+};
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
-use canal_model::ids::ServiceKey;
+use canal_identity::ClientIdentityFactory;
+use canal_model::ids::{Generation, ServiceKey};
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_filters::UrlScheme;
 use canal_model::route_table::RouteTable;
@@ -19,6 +24,8 @@ use canal_router::{
 };
 use canal_wire::southbound;
 use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::policy::Policy;
 
 /// Returns the state of a data plane after it received these resources. Panics if one of them is
 /// refused or changes on the way.
@@ -35,6 +42,20 @@ pub fn received(sent: &[Resource]) -> Vec<Resource> {
         arrived
     };
     sent.iter().map(through).collect()
+}
+
+/// Compiles a tenant's only document, and returns its IR with what a gateway replica serves of it.
+/// Panics if the tenant is invalid, or a resource of its is refused on the way.
+pub fn served_by_replica(text: &str, keyring: &ClientIdentityFactory) -> (Ir, Arc<Snapshot>) {
+    let policy = Policy::of(&[("tenant.yaml".to_owned(), text.to_owned())]);
+    let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
+    let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
+    let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
+    let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
+    let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
+    let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
+    let snapshot = builder.apply(&resources, &[], Generation(1));
+    (ir, snapshot)
 }
 
 /// A gateway: a router for each service with rules.

@@ -15,7 +15,7 @@ use crate::WorkloadView;
 use crate::policies::TenantPolicies;
 
 /// Number of changed targets above which everything of a tenant is rebuilt, because comparing each
-/// workload with each target would cost more.
+/// workload with each target would cost more. Nobody measured where the two cost the same.
 const TARGETS_MAX: usize = 64;
 
 impl SnapshotBuilder {

@@ -325,6 +325,7 @@ async fn copies_beyond_the_limits_are_counted_and_requests_served() {
 /// Copies used to wait for the end of a stream, and to hold the room of other requests' bodies.
 #[tokio::test]
 async fn copies_of_endless_bodies_give_up_and_hold_only_what_arrived() {
+    // With whole bodies of 64 KiB, each counted twice, they would need five times the room.
     const STREAMS: usize = 20;
     let origin = OriginServer::echo().await;
     let mirror = Mirror::start(AppProtocol::Http1).await;
