@@ -614,7 +614,10 @@ pub fn mirrors(mirrors: &[RouteMirror]) -> String {
             filters: None,
         });
         let to = to.strip_prefix("1 ").unwrap_or(&to);
-        format!(", {} copied to {to}{of}", percent(mirror.fraction))
+        let from = mirror
+            .backend
+            .map_or(String::new(), |at| format!(" of backend {at}"));
+        format!(", {}{from} copied to {to}{of}", percent(mirror.fraction))
     });
     mirrors.collect()
 }

@@ -266,6 +266,7 @@ fn mirror(mirror: &RouteMirror) -> Value {
         "port": port,
         "millionths": mirror.fraction.millionths(),
         "shadowHost": mirror.shadows_host,
+        "backend": mirror.backend,
     })
 }
 

@@ -289,7 +289,7 @@ impl ServiceRoutes {
                     slot: targets.slot(service, *port, subset),
                     // The compiler permits far fewer backends.
                     backend: u16::try_from(at).unwrap_or(u16::MAX),
-                    filters: FilterChain::of_rule(rule, b, service, dialled),
+                    filters: FilterChain::of_rule(rule, (at, b), service, dialled),
                 }),
                 _ => None,
             });
@@ -434,9 +434,11 @@ impl ServiceRoutes {
             filters = filters.with_cors(patterns, request);
         }
         if !rule.mirrors.is_empty()
+            && let Some(RouteTarget { backend, .. }) = target
             && let Some(targets) = self.mirrors.get(&rule.key)
         {
-            let drawn = route_mirrors::draw(&rule.mirrors, random).filter_map(|at| {
+            let drawn = route_mirrors::draw(&rule.mirrors, usize::from(backend), random);
+            let drawn = drawn.filter_map(|at| {
                 Some(SelectedMirror {
                     target: targets.get(at).copied()??,
                     shadows_host: rule.mirrors[at].shadows_host,

@@ -295,9 +295,15 @@ impl From<&p::RouteRule> for w::Route {
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
             faults: r.faults.as_deref().map(w::FaultPolicy::from),
             cors: r.cors.as_deref().map(w::CorsPolicy::from),
-            mirrors: r.mirrors.iter().map(w::RouteMirror::from).collect(),
+            mirrors: mirrors(r, |mirror| mirror.backend.is_none()),
+            backend_mirrors: mirrors(r, |mirror| mirror.backend.is_some()),
         }
     }
+}
+
+fn mirrors(rule: &p::RouteRule, is_wanted: fn(&p::RouteMirror) -> bool) -> Vec<w::RouteMirror> {
+    let mirrors = rule.mirrors.iter().filter(|mirror| is_wanted(mirror));
+    mirrors.map(w::RouteMirror::from).collect()
 }
 
 /// Returns whether the rule has parts for which data planes need to know the extended action.
