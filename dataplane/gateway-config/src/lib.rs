@@ -59,7 +59,7 @@ pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
 pub use route_answers::AnsweredRequest;
 pub use route_cors::CorsOutcome;
-pub use route_filters::{MatchedFilters, edit_response};
+pub use route_filters::{MatchedFilters, REWRITTEN_DOT_SEGMENT, edit_response};
 pub use route_mirrors::SelectedMirror;
 pub use route_reply::RouteReply;
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};

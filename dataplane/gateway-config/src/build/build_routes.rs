@@ -34,13 +34,16 @@ impl CompileJob {
                 .count();
             in_values + usize::from(matches!(http.path, PathMatch::Regex(_)))
         };
-        self.table
-            .rules()
-            .iter()
-            .flat_map(|rule| &rule.matches)
-            .map(of_match)
+        let rules = self.table.rules();
+        let in_filters = rules.iter().filter(|rule| {
+            let filters = rule.filters.as_ref();
+            filters.is_some_and(|filters| filters.rewrite.path_regex.is_some())
+        });
+        let in_matches = rules.iter().flat_map(|rule| &rule.matches).map(of_match);
+        in_matches
             .sum::<usize>()
             .saturating_mul(self.table_count())
+            .saturating_add(in_filters.count())
     }
 
     /// Returns how many tables the job builds: a Gateway has one for each distinct set of routes.
