@@ -132,6 +132,25 @@ pub(crate) fn has_tier_service(spec: &TenantSpec) -> bool {
     !spec.gateway_cidrs.is_empty() && !spec.ingress_network
 }
 
+/// Builds the IR of a tenant as [`build_ir`] does, and stops as soon as its resources exceed `max`,
+/// as [`compile_within`] does. With the same `max` both close the same listeners.
+///
+/// # Errors
+/// The resources exceed `max`. The error is their size when the work stopped.
+pub fn build_ir_within(
+    input: &CompileInput<'_>,
+    max: CompiledSize,
+) -> Result<(Option<Ir>, Vec<Diagnostic>), CompiledSize> {
+    let mut report = DiagnosticCollector::default();
+    let mut budget = ResourceBudget::new(max);
+    let checked = resolve::resolve(input, &mut budget, &mut report);
+    let ir = build::build(checked, &mut budget, &mut report);
+    match budget.is_exceeded() {
+        true => Err(budget.used()),
+        false => Ok((ir, report.into_sorted())),
+    }
+}
+
 /// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and
 /// a diagnostic.
 pub fn compile(input: &CompileInput<'_>) -> CompileOutput {

@@ -178,6 +178,16 @@ impl CatalogObject {
     }
 }
 
+/// Why the newest state of a tenant is not in force, and what is in force instead.
+#[derive(Debug)]
+pub struct WithheldChange {
+    /// Objects of the state in force; empty if there is none, or if the controller started since and
+    /// does not know it.
+    pub objects_in_force: Arc<[CatalogObject]>,
+    /// The objections to the newest state. They are among its diagnostics too.
+    pub reasons: Vec<Diagnostic>,
+}
+
 /// The compiled result of one tenant's sources.
 #[derive(Debug, Clone)]
 pub struct CompiledTenant {
@@ -192,7 +202,10 @@ pub struct CompiledTenant {
     /// URIs of the JWT key sets that the tenant needs.
     pub jwks: BTreeSet<String>,
     pub diagnostics: Vec<Diagnostic>,
+    /// Objects of the newest state, also while it is withheld.
     pub objects: Vec<CatalogObject>,
+    /// What is in force instead of the objects, and why; `None` if they are in force themselves.
+    pub withheld: Option<Arc<WithheldChange>>,
     /// False while a source cannot be read and its content was not known before. Subscribers then
     /// keep what they hold.
     pub complete: bool,
@@ -225,6 +238,7 @@ impl CompiledTenant {
             jwks,
             diagnostics: Vec::new(),
             objects: Vec::new(),
+            withheld: None,
             complete: true,
         }
     }
@@ -248,7 +262,10 @@ pub struct TenantCatalog {
     pub jwks: Arc<BTreeSet<String>>,
     pub entries: BTreeMap<ResourceId, Arc<EncodedResource>>,
     pub diagnostics: Arc<[Diagnostic]>,
+    /// Objects of the newest state, also while it is withheld.
     pub objects: Arc<[CatalogObject]>,
+    /// What is in force instead of the objects, and why; `None` if they are in force themselves.
+    pub withheld: Option<Arc<WithheldChange>>,
     pub complete: bool,
     /// Newest generation that changed one of the resources.
     pub changed: Generation,
@@ -284,6 +301,7 @@ impl TenantCatalog {
             entries,
             diagnostics: compiled.diagnostics.into(),
             objects: compiled.objects.into(),
+            withheld: compiled.withheld,
             complete: compiled.complete,
             // Without a predecessor, the state itself is the first change.
             changed: before.map_or(generation, |b| b.changed),
@@ -304,6 +322,15 @@ impl TenantCatalog {
             view.floor = generation;
         }
         view
+    }
+
+    /// Returns the objects from which the resources were compiled; see
+    /// [`WithheldChange::objects_in_force`].
+    pub fn objects_in_force(&self) -> &Arc<[CatalogObject]> {
+        match &self.withheld {
+            Some(withheld) => &withheld.objects_in_force,
+            None => &self.objects,
+        }
     }
 
     /// Returns this state with the planner's resources replaced by `planned`; `None` if nothing

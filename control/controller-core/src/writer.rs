@@ -11,8 +11,8 @@ use std::sync::Arc;
 use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{
-    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_controller,
-    is_planned,
+    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, WithheldChange,
+    is_of_controller, is_planned,
 };
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
@@ -711,10 +711,13 @@ impl CatalogWriter {
                 tracing::error!(tenant = %name, %finding, "controller: withheld the tenant's newest configuration; the last accepted one stays in force");
             }
         }
-        compiled
-            .diagnostics
-            .extend(objections.into_iter().map(|objection| objection.finding));
+        let reasons: Vec<_> = objections.into_iter().map(|it| it.finding).collect();
+        compiled.diagnostics.extend(reasons.iter().cloned());
         let before = self.catalog.tenants.get(name);
+        compiled.withheld = Some(Arc::new(WithheldChange {
+            objects_in_force: before.map_or_else(Arc::default, |b| b.objects_in_force().clone()),
+            reasons,
+        }));
         // After a start the controller does not know which state was in force, so data planes must
         // keep theirs. A reduced share therefore removes nothing from them.
         compiled.complete &= before.is_some() || !is_excess;
@@ -735,6 +738,9 @@ impl CatalogWriter {
                 gateways: Vec::new(),
             },
         };
+        // The tier places services and Gateways by these two, so they belong to the resources.
+        compiled.home_azs = before.map(|b| b.homes.clone()).unwrap_or_default();
+        compiled.ingress = before.map(|b| b.ingress.clone()).unwrap_or_default();
         compiled.federations = before.map(|b| b.federations.clone()).unwrap_or_default();
         compiled.jwks = before.map(|b| b.jwks.as_ref().clone()).unwrap_or_default();
         compiled

@@ -22,7 +22,7 @@ pub use changes::{ApplyOutcome, PendingChanges, QueuedWrite, WriteError};
 pub use plan_apply::WriteRequest;
 pub use prepare::{
     Basis, Commit, Committed, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason,
-    WriteEdits, clashes,
+    WriteEdits, clashes, compile_allowance, excesses,
 };
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
 pub use tenant_sources::TenantSources;

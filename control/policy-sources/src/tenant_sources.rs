@@ -295,6 +295,7 @@ impl TenantSources {
                 jwks,
                 diagnostics,
                 objects,
+                withheld: None,
                 complete,
             },
             size,
