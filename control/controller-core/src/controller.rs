@@ -151,6 +151,7 @@ impl Controller {
             stored_sets,
         )));
         work.push(Box::pin(take_key_sets(parts.changes.clone(), key_sets)));
+        // Without a configuration directory, all objects are applied ones.
         if let Some((watch, root)) = watch.zip(config.config_dir) {
             let (changes, health, metrics) = (
                 parts.changes.clone(),

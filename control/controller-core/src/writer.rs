@@ -390,6 +390,7 @@ impl CatalogWriter {
         let mut differs = next.is_some();
         self.catalog.provider = Some(next.unwrap_or(provider));
         for (name, view) in &mut self.catalog.tenants {
+            // A tenant without a valid Tenant object has no trust domain.
             let resources = trust.get(name).map_or(&[][..], Vec::as_slice);
             if let Some(next) = view.with_trust(resources, generation) {
                 *view = Arc::new(next);
@@ -715,6 +716,7 @@ impl CatalogWriter {
         compiled.diagnostics.extend(reasons.iter().cloned());
         let before = self.catalog.tenants.get(name);
         compiled.withheld = Some(Arc::new(WithheldChange {
+            // A tenant that was never published by this controller has nothing in force.
             objects_in_force: before.map_or_else(Arc::default, |b| b.objects_in_force().clone()),
             reasons,
         }));

@@ -241,6 +241,7 @@ impl Membership {
                 reported: given,
             });
         }
+        // The addresses of two AZs could not be distinguished if both had the same number.
         if let Some((holder, _)) = self
             .azs
             .iter()

@@ -187,6 +187,7 @@ impl FleetOverview {
                 closing: t.closing > 0,
                 open: self.is_open(service, az),
                 addresses: given.iter().map(ToString::to_string).collect(),
+                // Replicas are the provider's, so a tenant does not see them.
                 members: if is_provider {
                     self.count_members(t)
                 } else {

@@ -64,6 +64,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> D
         add_gateways(view, tenant.vni, &mut demands);
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {
+            // Always matches: the entries of a kind hold resources of that kind.
             let Resource::Service(service) = &entry.resource else {
                 continue;
             };
@@ -378,6 +379,7 @@ fn tier_placement(
     let mut served: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> =
         BTreeMap::new();
     for (id, service) in &plan.services {
+        // A service without a table has no sessions yet.
         let mut backends = session_backends.remove(id).unwrap_or_default();
         backends.extend(service.placement.iter().flat_map(|p| p.all()));
         for backend in backends {

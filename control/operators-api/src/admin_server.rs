@@ -216,6 +216,8 @@ fn answer(
             response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
             response
         }
+        // Every user of the host can connect by TCP, and the dump has the configuration of all
+        // tenants.
         ("/config_dump", AdminEndpoint::Admin) => {
             shared.metrics.refuse("admin_socket_only");
             let fix = format!(
@@ -282,6 +284,7 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
             &[tenant],
             shared.health.stale(name).as_secs_f64(),
         );
+        // A tenant without a valid Tenant object has no trust domain.
         if let Some(isolation) = &view.claims.isolation {
             shared
                 .trust

@@ -176,6 +176,7 @@ fn answer(
 ) -> Result<AnswerParts, ConditionsRefusal> {
     let objects = view.objects_in_force();
     let withheld = view.withheld.as_ref();
+    // Without an object in force there are no conditions, only the reasons for that.
     if let Some(withheld) = withheld.filter(|_| objects.is_empty()) {
         return Err(ConditionsRefusal::Withheld(withheld.reasons.clone()));
     }
@@ -193,6 +194,7 @@ fn answer(
     all.sort_by(|a, b| a.object.cmp(&b.object));
     let requesting = requesting_addresses(&documents);
     for mut object in all {
+        // An empty name stands for all namespaces.
         if !namespace.is_empty() && namespace != object.object.namespace.as_str() {
             continue;
         }

@@ -430,6 +430,7 @@ fn check_tables(
         replicas: BTreeMap::new(),
     };
     for (az, table) in &service.tables {
+        // A table may be in an AZ that has no replica left.
         let site = sites.get(az).unwrap_or(&no_replicas);
         let table_check = TableCheck {
             key: &service.key,

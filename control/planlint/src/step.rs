@@ -135,6 +135,7 @@ fn check_service(
         || !has_required(from)
         || crowded.contains(&id)
         || from.home != to.home && !is_exchange;
+    // For one of these reasons any change is right, and it does not count as a move for balance.
     if may_exchange {
         return false;
     }

@@ -54,6 +54,7 @@ pub(crate) fn assign<'a>(
         let before = parent.services.get(&id);
         // The ID may have been another Gateway's.
         let before = before.filter(|it| it.key == demand.key && it.number > 0);
+        // A Gateway that had no address in the parent plan has none to keep.
         let Some((number, network)) = before.and_then(|it| Some((it.number, it.network.as_ref()?)))
         else {
             continue;
@@ -76,6 +77,7 @@ pub(crate) fn assign<'a>(
     let with_request = gateways().filter(|(.., requested)| !requested.is_empty());
     let without_request = gateways().filter(|(.., requested)| requested.is_empty());
     for (id, demand, requested) in with_request.chain(without_request) {
+        // The Gateway kept its address above.
         if pool.placement.numbers.contains_key(&id) {
             continue;
         }

@@ -42,6 +42,7 @@ pub fn plan(
     ownership: &Ownership,
     parent: Option<&Plan>,
 ) -> Plan {
+    // The first plan has no parent, so that every service is placed anew.
     let none = Plan::default();
     let parent = parent.unwrap_or(&none);
     let number = parent.number.saturating_add(1);
@@ -129,6 +130,8 @@ impl TableInputs<'_> {
             let request = table::TableRequest {
                 service: id,
                 az,
+                // An AZ without replicas is possible, for example one that only a previous table
+                // names.
                 replicas: self.sites.get(az).map_or(&[][..], Vec::as_slice),
                 backends: placement
                     .as_ref()

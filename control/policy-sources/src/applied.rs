@@ -62,6 +62,7 @@ impl AppliedObjects {
             if moved > generation {
                 return None;
             }
+            // The row at the new key is newer, so it replaces the one that moved there.
             self.objects.remove(&object);
             self.unreadable.remove(&key);
         }
@@ -81,6 +82,7 @@ impl AppliedObjects {
                 let object = document.object.key();
                 self.put(document, created);
                 self.unreadable.extend(fault.map(|f| (to.clone(), f)));
+                // The kind has kept its name, so the row stays at its key.
                 if to.kind == key.kind {
                     return None;
                 }

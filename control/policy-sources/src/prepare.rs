@@ -229,9 +229,11 @@ impl Preparer {
         let is_in_steps = matches!(request, WriteRequest::DeleteAll);
         let is_delete = is_in_steps || matches!(request, WriteRequest::Delete { .. });
         let before = basis.tenants.get(tenant).cloned();
+        // The first request for a new tenant finds no sources.
         let sources = before
             .clone()
             .unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
+        // Only DeleteAll needs the stored keys, because it also removes rows that are not loaded.
         let rows = if is_in_steps {
             self.store.object_keys(tenant)?
         } else {
@@ -241,6 +243,7 @@ impl Preparer {
             is_provider,
             bytes_max: self.limits.configuration.allowance(tenant),
         };
+        // A panic on the tenant's input refuses this request only.
         let mut plan = catch_panic(|| decide(&sources, request, rows, may, now))
             .unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
         let checked = match plan.excess_bytes {

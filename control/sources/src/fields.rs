@@ -559,6 +559,7 @@ pub(crate) fn classify_field(
         Harmless::Never | Harmless::LeftOutIf(_) if value.is_some_and(is_empty_list) => {
             FieldVerdict::Noise
         }
+        // The object would do something else without such a value, not only the same less well.
         Harmless::LeftOutIf(is_about_quality) if !value.is_some_and(is_about_quality) => {
             FieldVerdict::Refused {
                 problem: entry.problem,

@@ -176,6 +176,7 @@ impl InotifyReader {
                 return;
             };
             directory = same;
+            // A file that is being written is read soon after it has settled.
             let wait = if scan.is_moving {
                 DEBOUNCE
             } else {
@@ -196,6 +197,7 @@ impl InotifyReader {
                     changed: Vec::new(),
                     ..scan.clone()
                 });
+                // The receiver ends with the controller only.
                 if scans.send(scan).await.is_err() {
                     return;
                 }

@@ -174,6 +174,8 @@ impl StreamTask {
                     Err(_) => return Ok("the connection broke"),
                 },
                 permit = sender.reserve(), if pending.is_some() => {
+                    // A response is there, by the branch's condition, so the receiver must have
+                    // gone.
                     let (Ok(permit), Some(response)) = (permit, pending.take()) else { return Ok("the connection broke") };
                     self.sent(&response);
                     permit.send(Ok(response));

@@ -508,6 +508,7 @@ fn api_subscriber(
         Principal::Edge { name, az } => (name.to_string(), String::new(), az.to_string()),
         Principal::KeyServer { name, az, tenant } => (
             name.to_string(),
+            // A key server without a tenant is the provider's.
             tenant.as_ref().map(ToString::to_string).unwrap_or_default(),
             az.to_string(),
         ),

@@ -684,6 +684,7 @@ impl Store {
                     if let Some(Err(e)) = inner
                         .doubt
                         .as_ref()
+                        // Only edits of objects have rows to restore; other commits are not undone.
                         .filter(|doubt| !doubt.before.is_empty())
                         .map(|doubt| doubt.save(self.folder()))
                     {

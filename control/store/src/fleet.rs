@@ -165,6 +165,7 @@ impl Store {
             registered = Some(replica);
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
+        // A transaction that committed has set it.
         registered.ok_or_else(|| StoreError::Disk {
             path: self.path().into(),
             why: "the transaction did not run".into(),

@@ -130,6 +130,7 @@ pub(crate) fn decide_allocation<K: BindingKey>(
                 out.bound.push((key.clone(), *id));
                 continue;
             }
+            // A new service gets an id below.
             None => {}
         }
         let of_tenant = taken
@@ -153,6 +154,7 @@ pub(crate) fn decide_allocation<K: BindingKey>(
                 IdShortage::Mesh
             });
         };
+        // An id that moves within a tenant does not change how many the tenant has.
         if oldest.key.tenant() != key.tenant() {
             *of_tenant += 1;
         }

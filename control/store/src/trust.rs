@@ -160,6 +160,7 @@ impl Store {
                         Some((sealed, pem)) => {
                             _ = table.insert(key, (sealed.as_slice(), pem.as_str()))?
                         }
+                        // The key of a root that was replaced must not stay on the disk.
                         None => _ = table.remove(key)?,
                     }
                 }

@@ -300,6 +300,7 @@ impl TrustAuthorities {
             }
             match TenantAuthority::generate(&name.1, now_seconds()) {
                 Ok(first) => {
+                    // A new domain has no entry.
                     let mut domain = domains.get(name).cloned().unwrap_or_default();
                     domain.own = Some(ManagedRoots {
                         signing: Arc::new(first),
@@ -433,6 +434,7 @@ impl TrustAuthorities {
         }
         let bundle = self
             .roots(&order.domain())
+            // A CA that has signed has a root.
             .ok_or(IssueError::Task)?
             .concat();
         let IssuedLeaf {
@@ -626,6 +628,7 @@ impl TrustAuthorities {
             .filter(|r| r.until > now)
             .map(Arc::as_ref)
             .collect();
+        // An identity without certificates is blocked all the same.
         if let (RevocationTarget::Serial(serial), true) = (target, meant.is_empty()) {
             return Err(DomainError::UnknownSerial(serial.clone()).into());
         }

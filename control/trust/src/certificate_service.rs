@@ -145,6 +145,8 @@ pub(crate) fn decide_grant(
     let requested: Identity = requested
         .parse()
         .map_err(|e: canal_model::ids::IdError| IdentityDenied::Form(e.to_string()))?;
+    // An edge only forwards packets, and an operator is no data plane, so neither needs an
+    // identity.
     if matches!(
         principal,
         Principal::Operator { .. } | Principal::Edge { .. }
@@ -235,6 +237,7 @@ fn decide_holder(
             );
             match is_entitled {
                 true => Ok(()),
+                // The entitlement may be in a source that was not read yet.
                 false if !view.complete => Err(IdentityDenied::RegistryIncomplete),
                 false => Err(IdentityDenied::NotEntitled(requested.clone())),
             }
@@ -360,6 +363,7 @@ impl IstioCertificateService for CertificateService {
         let kind = principal_name(&caller.principal);
         self.metrics
             .count(metrics::CERTIFICATES_ISSUED, &[("to", kind)]);
+        // Most requests name no service.
         let service = service.unwrap_or_default();
         tracing::info!(target: "audit", to = %caller.principal, %identity, service, serial, not_after, "trust: issued a certificate");
         Ok(Response::new(IstioCertificateResponse {

@@ -297,6 +297,7 @@ impl JwksSource {
             let body = read.map_err(|_| JwksError::File("reading failed".into()))??;
             return Ok(JwksFetch::Set {
                 body: decide_set(&body)?,
+                // A file is read whole each time, so it needs no ETag.
                 etag: None,
             });
         }
@@ -393,6 +394,7 @@ impl Fetcher {
                 .map(|(tenant, view)| (tenant, view.jwks.as_ref())),
         );
         // It is unknown which key sets a tenant needs whose sources cannot be read.
+        // A tenant that is gone needs none.
         let is_certain =
             |tenant: &TenantName| catalog.tenants.get(tenant).is_none_or(|view| view.complete);
         let gone = |key_set: &&JwksRef| !wanted.contains_key(*key_set) && is_certain(&key_set.0);
@@ -484,6 +486,7 @@ impl Fetcher {
             Ok(JwksFetch::Unchanged) => {}
             Err(f) => fault = Some(f),
         }
+        // Each failure lengthens the pause before the next fetch; a success ends that.
         entry.failures = if fault.is_some() {
             entry.failures.saturating_add(1)
         } else {

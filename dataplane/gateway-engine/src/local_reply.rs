@@ -127,6 +127,8 @@ pub(crate) async fn http1(
         .ok()?;
     let into = client.wire.outbox.head();
     client.out.write_to(&[], into);
+    // With 204 and 304 the body is empty: the decoder refuses a rule that gives them one, and the
+    // statuses of authorizers were checked when they were read.
     if !manner.head {
         into.extend_from_slice(&body);
     }

@@ -178,7 +178,7 @@ fn a_root_is_replaced_under_load() {
             &["-r", "100", "-c", "8"],
             &["-r", "20", "-c", "4", "--no-keepalive"],
         ),
-        // Each connection sends when it was answered, at most so often.
+        // The gate checks no rate and its machine may be busy, so a smaller load suffices.
         false => (
             &["-r", "50", "-c", "4"],
             &["-r", "20", "-c", "2", "--no-keepalive"],
@@ -191,7 +191,7 @@ fn a_root_is_replaced_under_load() {
     ];
     let (took, reports) = load_while(mesh(), &clients, || {
         if is_timed() {
-            // The clients have reached their rate.
+            // Only the timing tier measures at a steady rate, which the clients have reached by then.
             std::thread::sleep(Duration::from_secs(3));
         }
         mesh()

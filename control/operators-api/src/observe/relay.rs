@@ -101,6 +101,7 @@ fn start(
     (permit, count): (TenantPermit, OperatorCount),
 ) -> ObservationStream {
     let subject = subject_name(wanted.subject);
+    // Only the provider's operators observe without a tenant; the audit log then has an empty one.
     let tenant = wanted
         .tenant
         .map(|tenant| tenant.to_string())

@@ -58,6 +58,8 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
             let owns = report.is_some_and(|report| report.owns(request.service, bucket));
             let is_up = request.is_up(member.replica);
             if owns || dead_before && is_up {
+                // An owner must report on the version that made it one, not only on the present
+                // one.
                 member.owner_until_version = if member.is_owner() {
                     member.owner_until_version
                 } else {

@@ -132,6 +132,7 @@ pub(super) fn movers(
         )
     });
     for bucket in rich {
+        // Always matches: `has_head` selected these buckets.
         let Some(ChainMember { replica, .. }) = table.chains[bucket].first() else {
             continue;
         };

@@ -57,6 +57,7 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
                     .iter()
                     .filter(|member| backend(member.replica) == Some(&other.backend))
                     .count();
+                // No chain of this head so far has this replica as its first standby.
                 let often = after.get(&(head, other.number)).copied().unwrap_or(0);
                 (
                     same,
@@ -68,6 +69,7 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
                     ]),
                 )
             });
+            // All replicas that may be heads are in the chain.
             let Some(next) = next else { break };
             chain.push(ChainMember {
                 replica: next.number,

@@ -281,6 +281,7 @@ impl SubscriberStream {
                 .iter()
                 .chain(&request.resource_names_unsubscribe)
         };
+        // An acknowledgement has no names.
         let longest = requested().map(String::len).max().unwrap_or(0);
         if longest > self.limits.name_bytes {
             return Err(StreamLimitError::NameTooLong {

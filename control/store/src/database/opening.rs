@@ -192,6 +192,7 @@ pub(super) fn load(database: &Database) -> Result<LoadedState, redb::Error> {
     let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
     let counters = tx.open_table(COUNTERS)?;
     let counter = |name: &str| -> Result<u64, redb::Error> {
+        // A counter that was never written is missing, and counts as 0.
         Ok(counters.get(name)?.map_or(0, |v| v.value()))
     };
     let mut counts: BTreeMap<TenantName, usize> = BTreeMap::new();

@@ -137,6 +137,7 @@ impl ExternalCaClient {
             settings("profile")?,
             settings("tls-root.pem")?,
         );
+        // The file is optional: a CA may send its intermediates itself.
         let above = settings("cert-chain.pem")?.unwrap_or_default();
         let (path, body) = request_body(request, key.as_deref(), profile.as_deref())
             .map_err(ExternalCaError::Settings)?;

@@ -258,6 +258,7 @@ impl IssuanceLog {
         {
             let mut live = locked(&self.live);
             if let Err(refusal) = live.take(&holder) {
+                // A holder whose first certificate is refused has no account.
                 let used = live.accounts.get(&holder).map_or(0, |account| account.used);
                 let max = live.limit.max(&holder);
                 return Err(IssuanceLogError::Full {

@@ -75,10 +75,12 @@ fn maintain_once(context: &MaintenanceContext, prune: bool) {
 impl TrustAuthorities {
     /// Takes the next step of a root's rotation, if it is due.
     fn replace(&self, context: &MaintenanceContext, name: &DomainName, now: u64) {
+        // Always matches: entries are never removed.
         let Some(domain) = locked(&self.domains).get(name).cloned() else {
             return;
         };
         let phase = domain.phase();
+        // No rotation is under way, so nothing that one waited for may be shown.
         if phase == RotationPhase::Steady {
             locked(&self.clear).remove(name);
             locked(&self.waiting).remove(name);
@@ -179,6 +181,7 @@ fn subscribers_without_root(
                 // Bundles of other trust domains are those of federated tenants.
                 _ => None,
             });
+        // The tenant neither has this trust domain nor is federated with it.
         let Some((published_at, bundle)) = entry else {
             continue;
         };
@@ -194,6 +197,7 @@ fn subscribers_without_root(
             .isolation
             .as_ref()
             .map(|i| (tenant.clone(), i.trust_domain.clone()));
+        // A tenant without a valid Tenant object has no trust domain, and so no certificates.
         let holders = own
             .map(|own| context.trust.holders(&own, now))
             .unwrap_or_default();
@@ -202,6 +206,7 @@ fn subscribers_without_root(
             .all()
             .filter(|p| !matches!(p, Principal::Edge { .. } | Principal::Operator { .. }))
         {
+            // A data plane that serves nothing of the tenant does not get the bundle.
             if !scope::admits(&view.claims, principal, &catalog.placement) {
                 continue;
             }

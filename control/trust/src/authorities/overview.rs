@@ -23,6 +23,8 @@ impl TrustAuthorities {
         with_certificates: bool,
         now: u64,
     ) -> api::TrustDomainStatus {
+        // The catalog may name a domain whose first root could not be created or stored yet. Such a
+        // domain has no entry, and its status shows no roots.
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
         let rows: Vec<Arc<StoredCertificate>> = self
             .issuance_log
@@ -80,6 +82,8 @@ impl TrustAuthorities {
         reason = "seconds since 1970 are far below 2^52"
     )]
     pub fn gauges(&self, name: &DomainName, g: &mut GaugeValues) {
+        // The catalog may name a domain whose first root could not be created or stored yet. Such a
+        // domain has no entry.
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
         let label = [("tenant", name.0.as_str()), ("domain", name.1.as_str())];
         let source = self.source(&name.1);
