@@ -96,6 +96,7 @@ fn ingress(
         });
         GatewayIr {
             listeners: listeners.collect(),
+            // A Gateway without routes has no rules.
             routes: RouteTable::new(rules.remove(&gateway.service).unwrap_or_default()),
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
@@ -129,6 +130,7 @@ fn close_beyond_limit(
         for listener in &mut gateway.listeners {
             let mut cost = RouteSize::default();
             for host in &listener.virtual_hosts {
+                // Gateways compile equal sets of routes once.
                 if !counted.insert(host.routes.clone()) {
                     continue;
                 }

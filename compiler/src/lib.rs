@@ -185,6 +185,7 @@ fn output_of(
     report: DiagnosticCollector,
 ) -> CompileOutput {
     let diagnostics = report.into_sorted();
+    // Without a valid Tenant object there is no IR, and the tenant has nothing below.
     let claims = ir.as_ref().map_or_else(
         || TenantClaims {
             tenant: input.tenant.clone(),
@@ -205,6 +206,7 @@ fn output_of(
     let mut resources = ir.map(lower::tenant).unwrap_or_default();
     let size = size_of(budget.used(), resources.len());
     let is_stopped = size.exceeds(&budget.limit());
+    // A part of the resources must not be published.
     if is_stopped {
         resources = Vec::new();
     }

@@ -140,9 +140,9 @@ fn is_route(document: &Document) -> bool {
     )
 }
 
-/// Makes an edit; `pool` has other versions of the objects. Most edits are of routes, in place: after
-/// any other edit the compiler compiles the whole tenant, so that the comparison shows nothing.
-/// Nobody measured the weights; `most_edits_of_routes_compile_only_routes` bounds them.
+/// Makes an edit; `pool` has other versions of the objects. Most edits are of routes, in place:
+/// after any other edit the compiler compiles the whole tenant, so that the comparison shows
+/// nothing. Nobody measured the weights; `most_edits_of_routes_compile_only_routes` bounds them.
 fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit) {
     let routes: Vec<usize> = (0..documents.len())
         .filter(|at| is_route(&documents[*at]))

@@ -240,6 +240,7 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
             // The process has not subscribed yet, or the controller gave no answer.
             None => ("-".to_owned(), String::new(), String::new()),
         };
+        // A use needs two samples of the same process.
         let cpu = busy(current, last, name)
             .map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
         table.row([

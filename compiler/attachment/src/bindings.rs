@@ -117,6 +117,7 @@ impl TenantListeners {
             };
             let is_allowed = placed.allowed.has(namespace, from, &self.namespaces);
             let are_meant = rules.are_for(&placed.listener.protocol);
+            // Other listeners of the Gateway may still take the object.
             if shared.is_empty() || !is_allowed || !are_meant {
                 continue;
             }

@@ -195,6 +195,7 @@ impl<'a> CertificateIndex<'a> {
             let problem = format!("a certificate cannot be a {kind:?} of group {group:?}");
             return refuse(problem, "write kind: Secret, and no group");
         }
+        // A reference without a namespace is one within the own namespace (Gateway API).
         let namespace = reference.namespace.as_ref().unwrap_or(own);
         let name = &reference.name;
         // Whether the Secret exists is not to be learned without a grant.

@@ -255,6 +255,7 @@ impl<'a> AuthorityIndex<'a> {
         let first = named.unwrap_or(&separate);
         let names = [Some(first), first.strip_suffix(CA_SUFFIX)];
         let found = names.into_iter().flatten().find_map(|name| {
+            // No object has a name that is not valid.
             let name = ObjectName::new(name).ok()?;
             let secret = self.secrets.get(&(own, &name))?;
             Some((format!("Secret {own}/{name}"), *secret))
@@ -351,6 +352,7 @@ impl<'a> AuthorityIndex<'a> {
                 }
                 let found = match kind {
                     "Secret" => self.secrets.get(&to).map(|secret| &secret.ca),
+                    // Only `ConfigMap` is left.
                     _ => self.config_maps.get(&to).map(|map| &map.ca),
                 };
                 (text, found)

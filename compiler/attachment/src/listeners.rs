@@ -793,6 +793,7 @@ fn allowed_routes(
             let fix = "write from: All, from: Same, or from: Selector with a selector";
             report.error(Code::InvalidListener, field, problem.clone(), fix);
             closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+            // The listener is closed, and takes no route.
             AllowedNamespaces::None
         });
     let mut kinds = Vec::new();
@@ -844,6 +845,7 @@ fn add_set(
     let key = (namespace.clone(), parent.name.clone());
     let Some(gateway) = resolved.gateways.get_mut(&key) else {
         let problem = format!("there is no Gateway {namespace}/{}", parent.name);
+        // Only a warning, because the Gateway may be created after its set.
         report.warning(
             Code::UnresolvedGateway,
             "spec.parentRef.name",
@@ -942,6 +944,7 @@ fn close_conflicts(
             ListenerFaultReason::HostnameConflict => {
                 format!("listener {other} has the same hostname on port {port}")
             }
+            // `conflict` has only one other reason.
             _ => format!("listener {other} has the same name"),
         };
         let field = format!("spec.listeners[{at}]");

@@ -106,6 +106,8 @@ impl TenantListeners {
             distinct.push(written);
             match self.attach_to(at, written, &mut found) {
                 Ok(()) => {}
+                // The limit counts all parents together, so those behind this one would exceed it
+                // too.
                 Err(AttachStop::Limit { problem, fix }) => {
                     report.error(Code::LimitExceeded, field, problem, fix);
                     break;
@@ -187,6 +189,7 @@ impl TenantListeners {
         let is_open = |listener: &PlacedListener| listener.listener.closed.is_none();
         found.count_on_closed(gateway, &allowing)?;
         if !allowing.iter().any(|(_, listener)| is_open(listener)) {
+            // All of them are closed, so there is always a fault to name.
             let problem = allowing
                 .iter()
                 .find_map(|(_, listener)| listener.listener.closed.as_ref())
@@ -203,6 +206,7 @@ impl TenantListeners {
         for (listener, placed) in allowing.into_iter().filter(|(_, it)| is_open(it)) {
             match found.add(at, gateway, listener, placed)? {
                 AddResult::Added => has_hosts = true,
+                // Another listener of the parent may have a host of the route.
                 AddResult::NoHost => {}
                 AddResult::OtherKind => of_other_kind = Some(&placed.listener.name),
             }
@@ -210,6 +214,7 @@ impl TenantListeners {
         if let Some(name) = of_other_kind {
             let other = match found.kind {
                 ObjectKind::GrpcRoute => ObjectKind::HttpRoute,
+                // Only HTTPRoutes and GRPCRoutes take hosts from each other.
                 _ => ObjectKind::GrpcRoute,
             };
             return Err(AttachStop::Parent(Unattached {

@@ -218,6 +218,7 @@ impl ServerReader<'_, '_, '_> {
             }
             _ => (Vec::new(), None),
         };
+        // The validation may have closed the server after its certificates were found.
         let certificates = match closed {
             Some(_) => Vec::new(),
             None => certificates,
@@ -322,6 +323,7 @@ impl ServerReader<'_, '_, '_> {
                     .warning(Code::IneffectiveField, field, problem, "remove the field");
                 false
             }
+            // The other combinations are valid, and redirect nobody.
             _ => false,
         }
     }
@@ -410,6 +412,8 @@ impl ServerReader<'_, '_, '_> {
                 );
                 return None;
             }
+            // Mode SIMPLE validates no clients, and `certificates` has closed a server of any other
+            // mode.
             _ => return None,
         };
         // A server without a certificate is closed already.
@@ -477,6 +481,7 @@ impl ServerReader<'_, '_, '_> {
         let has_other_protocol = |it: &PlacedListener| {
             it.listener.port == port && !it.listener.protocol.shares_port_with(&server.protocol)
         };
+        // A port has one protocol, which is that of the first server.
         if let Some(other) = self.listeners.iter().find(|it| has_other_protocol(it)) {
             let problem = format!(
                 "listener {} has another protocol on port {port}, so this server is left out",

@@ -164,6 +164,7 @@ pub fn parse(chain: &str, key: &str) -> Result<ServingCertificate, SecretProblem
             format!("{TLS_KEY} is not the key of the first certificate in {TLS_CERTIFICATE}"),
             "put the certificate of the key first, or replace one of the two",
         ),
+        // All other errors are about the key alone, since the certificates were parsed above.
         _ => problem(
             format!("the key in {TLS_KEY} cannot be used"),
             "use an ECDSA key (P-256, P-384 or P-521), an RSA key of 2048 to 4096 bits, or Ed25519",
@@ -213,6 +214,7 @@ fn names(certificates: &[CertificateDer<'_>]) -> Result<Vec<String>, SecretProbl
     let mut texts: Vec<&str> = alternative
         .filter_map(|name| match name {
             GeneralName::DNSName(name) => Some(*name),
+            // Clients of listeners send host names only, which are compared with DNS names.
             _ => None,
         })
         .collect();

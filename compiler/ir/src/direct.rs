@@ -404,10 +404,12 @@ pub fn refusals(
     else {
         return all;
     };
+    // An unknown port has no path either.
     let Some(port) = own.service.ports.iter().find(|own| own.port == port) else {
         return all;
     };
     let mut decider = PathDecider::new(ir);
+    // A port may have no workload.
     let workloads = decider
         .served
         .get(&(&own.service.key, port.port))
@@ -484,6 +486,7 @@ fn endpoint(
         .endpoints
         .iter()
         .partition(|e| is_direct(&e.service, e.port));
+    // All ports of the workload are reached through gateways.
     if direct.is_empty() {
         return None;
     }

@@ -85,6 +85,7 @@ impl GatewayIr {
             } else {
                 protocol
             };
+            // No key is sent for a closed listener.
             let certificates = if is_open {
                 it.listener.certificates
             } else {

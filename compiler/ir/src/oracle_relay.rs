@@ -71,6 +71,7 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
     let mut of_port = gateway.listeners.iter().map(|it| &it.listener);
     let is_terminating = of_port.any(|it| it.port == port && terminates(it));
     let Some(own) = listener_for(gateway, port, &name) else {
+        // Only a listener that terminates TLS can fail the handshake; others reset the connection.
         return match is_terminating {
             true => RelayVerdict::NoServerName,
             false => RelayVerdict::NoRoute,

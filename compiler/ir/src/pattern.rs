@@ -86,6 +86,7 @@ pub fn substitution_cost(written: &RegexSubstitution) -> Result<usize, String> {
         if next != '\\' {
             continue;
         }
+        // As in RE2, two backslashes write one, and a backslash with a digit writes a group.
         match rest.next() {
             Some('\\') => {}
             Some(digit @ '0'..='9') if digit as usize - '0' as usize <= groups => {}

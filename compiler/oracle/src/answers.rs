@@ -100,6 +100,7 @@ fn location(
         _ if !target.starts_with('/') => String::new(),
         None => target,
         Some(query) => {
+            // `split` yields the whole text if there is no query.
             let path = target.split('?').next().unwrap_or_default();
             format!("{path}?{query}")
         }

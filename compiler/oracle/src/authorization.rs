@@ -520,6 +520,7 @@ fn is_utf8(path: &str) -> bool {
 /// Returns the normal form. With `keeps`, parts without a safe interpretation are kept unchanged,
 /// except that a `..` above the root is dropped. Otherwise such a path has no normal form.
 fn normal(target: &str, keeps: bool) -> Option<String> {
+    // `split` yields the whole text if there is no query and no fragment.
     let path = target.split(['?', '#']).next().unwrap_or_default();
     let allowed = |is_safe: bool| (is_safe || keeps).then_some(());
     let mut decoded = Vec::new();
@@ -555,6 +556,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
     if decoded == "*" {
         return Some(decoded);
     }
+    // Such a target is no path, so nothing in it can be normalized.
     let Some(rest) = decoded.strip_prefix('/') else {
         return keeps.then(|| path.to_owned());
     };

@@ -94,6 +94,7 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
 fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
     let other = &older.tenant;
     let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {
+        // A name that no object can have leaves the diagnostic without an object.
         let object = ObjectName::new(name)
             .ok()
             .zip(Namespace::new("default").ok());

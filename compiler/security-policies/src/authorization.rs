@@ -196,6 +196,7 @@ fn custom(
     if reading.source.fault("spec.provider").is_some() {
         return AuthorizationAction::Deny;
     }
+    // A missing provider is reported like one without a name.
     let name = spec
         .provider
         .as_ref()
@@ -226,6 +227,7 @@ fn custom(
                 .collect()
         }
     };
+    // An invalid namespace or name is reported below, as one that does not exist.
     let found = candidates.into_iter().find_map(|(namespace, name)| {
         let key = PolicyKey {
             tenant: known.tenant.name.clone(),

@@ -204,6 +204,7 @@ fn services_of<T>(
             }
             Some(keys)
         }
+        // Any other target must be a Service, or it is reported there.
         _ => service(tenant, metadata, field, target, named.services, reading).map(|key| vec![key]),
     }
 }

@@ -58,6 +58,7 @@ impl RouteChange {
     ) -> Option<Self> {
         let links = basis.graph.links_of(tenant, documents)?;
         let (mut keys, links) = basis.graph.connected(links, CONNECTED_ROUTES_MAX)?;
+        // Ports of other objects may become direct, or cease to be so.
         if basis.directness_depends_on(&links) {
             return None;
         }
@@ -94,6 +95,7 @@ impl RouteChange {
                 .as_ref()
                 .is_some_and(|key| rules.contains_key(key))
         };
+        // What is wrong with other objects, or exceeds a limit, depends on the whole tenant.
         if budget.is_exceeded() || !diagnostics.iter().all(is_own) {
             return None;
         }

@@ -191,7 +191,8 @@ fn a_root_is_replaced_under_load() {
     ];
     let (took, reports) = load_while(mesh(), &clients, || {
         if is_timed() {
-            // Only the timing tier measures at a steady rate, which the clients have reached by then.
+            // Only the timing tier measures at a steady rate, which the clients have reached by
+            // then.
             std::thread::sleep(Duration::from_secs(3));
         }
         mesh()

@@ -198,6 +198,7 @@ fn lines(
             ms("p50"),
             ms("p99"),
             ms("p999"),
+            // Every report has the rate; without a success it is 0.
             report["rps"].as_f64().unwrap_or(0.0)
         )
     };

@@ -212,6 +212,7 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
         jwks: &BTreeMap::new(),
     })
     .0;
+    // Without a valid Tenant object there is no IR, which the second pass reports.
     let jwks = first.map(|ir| known(&ir.security.jwks)).unwrap_or_default();
     let (ir, diagnostics) = build_ir(&CompileInput {
         tenant,

@@ -80,6 +80,7 @@ fn lines(found: &SessionsResponse) -> Vec<String> {
             } else {
                 path.tunnel_port.to_string()
             };
+            // No replica of the chain is up.
             let replica = if path.replica.is_empty() {
                 "none"
             } else {

@@ -219,6 +219,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
             s.kind.clone(),
             s.name.clone(),
             s.az.clone(),
+            // Gateways, edges and the provider's key servers serve all tenants.
             if s.tenant.is_empty() {
                 "all".to_owned()
             } else {

@@ -108,6 +108,7 @@ fn request(args: &TapArgs) -> ObserveRequest {
 /// Reads the tap of each gateway of the world directly.
 async fn locally(args: &TapArgs) -> VerbResult {
     let running = RunningWorld::open(args.mesh.world.as_deref())?;
+    // Without a name, all gateways are read: any of them may serve the request.
     let gateways = if args.gateway.is_empty() {
         running.names_of(HostKindFilter::Gateway)?
     } else {

@@ -95,6 +95,7 @@ pub(super) fn of_gateway(
     ir: &Ir,
     found: &ObjectDiagnostics<'_>,
 ) -> Option<ObjectConditions> {
+    // The controller of another class writes the conditions of its Gateways.
     if is_foreign(found) {
         return None;
     }
@@ -111,6 +112,7 @@ pub(super) fn of_gateway(
         (true, false) => {
             let mut own = found.own.iter();
             let problem = own.find(|it| it.code == Code::NotOnCloudTier);
+            // A Gateway on the cloud tier has no such diagnostic, and waits for its id.
             let message = problem.map_or("the Gateway has no address", |it| it.problem.as_str());
             StatusCondition::negative("Programmed", "AddressNotAssigned", message)
         }
