@@ -173,6 +173,7 @@ impl AdminRoutes {
         // An unknown path gets the list of routes, so that an operator finds the right one without
         // documentation.
         let answer = if here.is_empty() {
+            // `/` is the path of the list itself.
             let status = if path == "/" {
                 StatusCode::OK
             } else {

@@ -61,6 +61,7 @@ pub(crate) fn topology(
     {
         findings.add(fields.spot_of("world"), what, fix);
     }
+    // A field that is not written, or is reported as wrong, has its default.
     let vswitch = fields
         .parsed("vswitch", "Checked or Open", findings)
         .unwrap_or(Vswitch::Checked);
@@ -457,6 +458,7 @@ fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Opti
     let name = fields.must_text("name", findings);
     let vni = vni(&mut fields, findings);
     let trust_domain = fields.must_text("trustDomain", findings);
+    // Deny is the default of Tenant objects, too.
     let outside = fields
         .parsed_renamed(
             ("outboundTrafficPolicy", "outside"),
@@ -773,6 +775,7 @@ fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> 
             format!("write {COUNT}"),
         );
     }
+    // As in Kubernetes, both names are `default` unless they are written.
     let namespace = fields
         .text("namespace", findings)
         .unwrap_or_else(|| "default".to_owned());

@@ -86,6 +86,7 @@ pub(crate) fn write_tenant(
         .key_servers_of(&tenant.name)
         .map(key_server_object)
         .collect();
+    // A tenant without key servers has no file of them.
     if key_servers.is_empty() {
         return Ok(());
     }

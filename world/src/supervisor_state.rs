@@ -182,6 +182,7 @@ impl SupervisorState {
         {
             let to = self.paths.tls(&key_server.name);
             make_dir(&to)?;
+            // Without `tlsDir` the server starts with an empty directory.
             let Some(from) = &key_server.tls_dir else {
                 continue;
             };

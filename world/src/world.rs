@@ -894,6 +894,7 @@ fn start(
             })
         }
         Ok(None) | Err(_) => {
+            // The message names what is known; what cannot be read is left out.
             let log = std::fs::read_to_string(paths.supervisor_log()).unwrap_or_default();
             let status = child
                 .wait()

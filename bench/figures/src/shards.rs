@@ -61,6 +61,7 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
     let by_count: Vec<u64> = load.iter().map(|load| load.1).collect();
     for (name, values) in [("load", by_load), ("services", by_count)] {
         let sum: u64 = values.iter().sum();
+        // `size.tier` has checked that there is a backend.
         let (least, most) = (
             values.iter().min().unwrap_or(&0),
             values.iter().max().unwrap_or(&0),

@@ -262,6 +262,7 @@ fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
         return ThreadActivity::Runtime;
     }
     if object.contains("libc.so") {
+        // Of libc, only copies and allocations have a part of their own.
         return if symbol.contains("mem") || symbol.contains("alloc") {
             ThreadActivity::Memory
         } else {

@@ -26,6 +26,7 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
         let mut text = String::from(
             "global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n",
         );
+        // Writing to a String cannot fail.
         let _ = writeln!(
             text,
             "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin"

@@ -140,7 +140,7 @@ impl TenantAuthority {
         all.sort_by(|a, b| a.serial.cmp(&b.serial));
         all.dedup_by(|a, b| a.serial == b.serial);
         // The merged list replaces the imported one, so its number continues from that list's
-        // number (RFC 5280 §5.2.3). Without an imported list of this issuer, no other number counts.
+        // number (RFC 5280 §5.2.3). Without a list of this issuer there is no such number.
         let number = same
             .iter()
             .map(|f| f.number.saturating_add(number))

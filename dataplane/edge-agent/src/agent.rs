@@ -585,6 +585,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         && let Err(error) = kernel.attach()
     {
         tracing::error!(%error, "edge: could not attach the program to the device; retrying");
+        // Without the program no packet is counted, so the counters need no update.
         return;
     }
     if let Some(what) = what {

@@ -504,6 +504,8 @@ impl MapContext<'_> {
         let origin =
             |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
         for a in in_order(gateway_addresses.filter(|a| a.az == *self.az), |a| a.id) {
+            // Without its tenant the address has no VNI; `vni` has listed it among the omitted
+            // entries.
             let Some(own) = self.vni(
                 &a.service.tenant,
                 "canal_addresses",
@@ -640,6 +642,7 @@ impl MapContext<'_> {
         let mut prefixes: BTreeMap<(Vni, IpNet), &Node> = BTreeMap::new();
         let mut nodes: BTreeMap<(Vni, Ipv4Addr), &Node> = BTreeMap::new();
         for n in in_order(all, |n| (&n.tenant, &n.name)) {
+            // As for addresses, a node whose tenant is unknown is omitted.
             let Some(vni) = self.vni(
                 &n.tenant,
                 "canal_nodes",

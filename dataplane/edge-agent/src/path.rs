@@ -37,6 +37,7 @@ pub(crate) fn decide_path(
         .copied()
         .take_while(|number| *number != 0);
     path.chain = numbers.map(u32::from).collect();
+    // The program skips a replica that is not in the map, too.
     let slots = path.chain.iter().filter_map(|number| {
         Some((
             *number,

@@ -159,6 +159,7 @@ impl CaptureBackend {
     /// BPF is required and the kernel refuses it, or it refuses the pod guards although it accepts
     /// the capture programs.
     pub fn start(choice: CaptureChoice, pin_dir: &Path) -> Result<Self, OffloadError> {
+        // Nothing falls back here, so there is no reason to report.
         if choice == CaptureChoice::Nft {
             return Ok(Self::new(choice, None));
         }
@@ -178,6 +179,7 @@ impl CaptureBackend {
             );
         }
         match (decide_mode(choice, bpf.is_some()), why) {
+            // BPF is required.
             (None, Some(e)) => Err(e),
             (_, Some(e)) => {
                 warn_of_fallback("this node", &e);

@@ -305,6 +305,7 @@ fn flow(
         mutual_tls: mesh,
         source_address: source,
         destination_address: origin,
+        // Only CONNECT has an authority.
         authority: if mesh {
             origin.to_string()
         } else {

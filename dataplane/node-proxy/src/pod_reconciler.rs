@@ -110,6 +110,7 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
     let unreadable: BTreeSet<String> = c.refused.iter().map(|(file, _)| file.clone()).collect();
     let mut seen = BTreeSet::new();
     for (file, pod, inode) in found.pods {
+        // The first file keeps the pod, so that a second one changes nothing that is served.
         if !seen.insert(pod.uid.clone()) {
             c.refused.push((
                 file,
@@ -306,6 +307,7 @@ impl PodReconciler {
                     self.run_maintenance();
                 }
                 changed = generations.changed() => {
+                    // The subscriber ends only with the process.
                     if changed.is_err() {
                         break;
                     }

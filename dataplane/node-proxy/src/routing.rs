@@ -78,6 +78,7 @@ pub fn decide_outbound(
         Some(GatewayAddressTarget::Tier) if to.port() == DNS_PORT => {
             return Ok(OutboundRoute::Passthrough(to));
         }
+        // Other ports of the tier's addresses are refused below.
         Some(GatewayAddressTarget::Tier) | None => {}
     }
     if tenant.is_gateway(to.ip()) {

@@ -225,6 +225,7 @@ impl RedirectorAgent {
             config,
         });
         let agent = Self { inner };
+        // Without a controller nobody reads reports or queries sessions.
         if let Some(reports) = agent.inner.report_loop() {
             tokio::spawn(reports.run(agent.inner.clone(), drain.watcher()));
             tokio::spawn(search_sessions(agent.inner.clone(), drain.watcher()));
@@ -526,6 +527,7 @@ impl Inner {
                 returned = change.returned.count_ones(),
                 "redirector: heads moved"
             );
+            // The gateway sets the function before any session is steered here.
             if let Some(rebalance) = self.rebalance.get() {
                 rebalance(service, change);
             }
@@ -616,6 +618,7 @@ impl Inner {
         let took = begun.elapsed();
         let mut scan = self.record_scan();
         scan.last = Some((begun, took));
+        // A scan that panicked counts as a failed one.
         match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {
                 self.counts.count_scan("ok", took);

@@ -147,6 +147,7 @@ pub fn decide_content<'a>(
     omit_throttles(&mut throttles, &mut content.omitted, &tenants, rules);
     content.throttles = decide_rates(
         &content,
+        // Number 0 is that of no replica: without orders the own part is unknown.
         orders.map_or(0, |orders| orders.number),
         &throttles,
     );

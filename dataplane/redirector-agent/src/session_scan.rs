@@ -282,6 +282,7 @@ fn read(
         };
         // In memory the kind precedes the flags.
         let [low, high, ..] = kind.to_ne_bytes();
+        // A length that does not fit exceeds the piece, which is refused next.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let Some(body) = piece.get(HEAD..length) else {
             return Err(SessionScanError::Format("a truncated message"));

@@ -288,6 +288,7 @@ impl From<&p::RouteRule> for w::Route {
                 rule: r.key.rule.clone(),
             }),
             parent: key(&r.parent),
+            // 0 stands for all ports of the service.
             parent_port: r.parent_port.unwrap_or(0).into(),
             hosts: r.hosts.iter().map(host).collect(),
             matches: r.matches.iter().map(http_match).collect(),

@@ -244,6 +244,7 @@ fn decode_validations(
     let mut taken: BTreeMap<u16, Option<BTreeSet<String>>> = BTreeMap::new();
     let mut validations = Vec::new();
     for it in written {
+        // A validation that is skipped would admit clients that its author refuses.
         let mode = match w::ClientValidationMode::try_from(it.mode) {
             Ok(w::ClientValidationMode::AllowValidOnly) => ClientValidationMode::AllowValidOnly,
             Ok(w::ClientValidationMode::AllowInsecureFallback) => {

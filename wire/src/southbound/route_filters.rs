@@ -116,6 +116,7 @@ pub(super) fn headers(
     received: Option<w::HeaderModifier>,
     protected: &[&str],
 ) -> Result<m::HeaderModifier, ResourceDecodeError> {
+    // Without modifiers no header is changed.
     let received = received.unwrap_or_default();
     let name = |name: String| {
         let is_name = !name.is_empty() && name.bytes().all(is_lower_token_byte);

@@ -99,6 +99,7 @@ fn read(words: &[&str]) -> Result<SpoofCommand> {
     if from.is_ipv4() != to.is_ipv4() {
         return Err(bad("from and to are of two families"));
     }
+    // Only addresses have no default.
     let name = take("kind").unwrap_or("syn").to_owned();
     let kind = InnerProtocol::named(&name).ok_or_else(|| bad(format!("kind={name}")))?;
     let payload = take("payload").unwrap_or_default().as_bytes().to_vec();
