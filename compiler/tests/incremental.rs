@@ -169,6 +169,7 @@ fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit
                 Object::HttpRoute(it) => it.metadata.creation_timestamp = Some(at),
                 Object::GrpcRoute(it) => it.metadata.creation_timestamp = Some(at),
                 Object::VirtualService(it) => it.metadata.creation_timestamp = Some(at),
+                // `is_route` selects these three kinds only.
                 _ => {}
             }
         }),
@@ -198,6 +199,7 @@ fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit
         }
         (36, _) => drop(documents.remove(edit.at.index(documents.len()))),
         (37.., _) => put(documents, &pool[edit.at.index(pool.len())], edit.other),
+        // Without a route there is none to edit, and the pool may offer none.
         _ => {}
     }
 }

@@ -106,6 +106,7 @@ const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 60
 
 #[test]
 fn a_running_mesh_can_be_observed() {
+    // `start` has printed why the test is skipped.
     let Some(mut up) = Up::start() else { return };
     up.until(
         "all data planes are current and alpha's route is applied",

@@ -56,6 +56,7 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
         server_name: None,
     };
     for word in words {
+        // A word such as `direct` has no value.
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
             "method" => journey.request.method = value.to_owned(),

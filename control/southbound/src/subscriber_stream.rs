@@ -285,6 +285,8 @@ impl SubscriberStream {
         let nack = request.error_detail.as_ref().map(ReceivedNack::read);
         Ok(
             match self.settle_nonce(&request.response_nonce, nack.as_ref()) {
+                // The nonce is of no response in flight, but the request's subscription was applied
+                // above.
                 false if changed => SubscriberMessage::Subscription,
                 false => SubscriberMessage::Stale,
                 true => nack.map_or(SubscriberMessage::Ack, |nack| SubscriberMessage::Nack {
@@ -500,6 +502,8 @@ impl SubscriberStream {
         generation: Generation,
     ) -> Option<Item> {
         let subscription = &self.kinds[key.0 as usize];
+        // A delta names every resource that changed, also those that this subscriber did not
+        // subscribe to.
         if !subscription.covers(&key.1) {
             return None;
         }

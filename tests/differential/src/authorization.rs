@@ -249,6 +249,7 @@ fn compare_decision(
             authorizer, then, ..
         } = verdict
         else {
+            // Any other verdict is final.
             break;
         };
         // Each authorizer allows the request here, so that every later decision is compared as

@@ -157,6 +157,7 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
             (path, Some(query))
         });
     let query_suffix = query.map(|query| format!("?{query}")).unwrap_or_default();
+    // `/` has no part less, and is not varied.
     let shorter = path
         .strip_suffix(|_: char| true)
         .filter(|shorter| !shorter.is_empty())

@@ -81,6 +81,7 @@ impl RoutingComparison {
         }
         let backends = match &expected {
             RoutingVerdict::Split { backends, .. } => backends.as_slice(),
+            // Only a split forwards the request to a backend, where filters can be compared.
             _ => &[],
         };
         for (at, backend) in backends.iter().enumerate() {

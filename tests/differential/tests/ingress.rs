@@ -108,6 +108,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
             (80, 0) | (443, 1..) => "HTTPS",
             _ => "HTTP",
         };
+        // One certificate in six is missing, so that most listeners with TLS are open.
         let tls = match (protocol, draw.below(6)) {
             ("HTTP", _) => "",
             (_, 0) => ", tls: {certificateRefs: [{name: missing}]}",
@@ -120,6 +121,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         let hosts: Vec<String> = (0..draw.below(4))
             .map(|_| format!("\"{}\"", draw.of(&HOSTS)))
             .collect();
+        // One route in three attaches to one listener only, and the others to all.
         let section = match draw.below(3) {
             0 => format!(", sectionName: l{}", draw.below(listeners)),
             _ => String::new(),
@@ -232,6 +234,7 @@ fn served(
     let service = snapshot
         .tenant("alpha")
         .and_then(|tenant| tenant.service(key));
+    // No listener has the port.
     let Some(view) = service.and_then(|service| service.port(port)) else {
         return "reset".to_owned();
     };
@@ -254,6 +257,7 @@ fn served(
         _ => return "reset".to_owned(),
     }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
+    // As in the gateway: a path is normalized only for rules that read it, and a normal one stays.
     let path = normal.as_deref().unwrap_or(path);
     let request = IngressRequest { method, host, path };
     // Each rule has one backend, so the random number 0 decides nothing.
@@ -382,6 +386,8 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
     for n in 0..1 + draw.below(4) {
         let port = draw.of(&PORTS[..2]);
         let hosts: Vec<String> = (0..1 + draw.below(2))
+            // Hosts of another namespace take no request here, and `*` takes all, so both are drawn
+            // less often. Nobody measured the weights.
             .map(|_| match draw.below(4) {
                 0 => "\"*\"".to_owned(),
                 // VirtualServices of another namespace than theirs.
@@ -416,6 +422,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
             .collect();
         // There is no Gateway in namespace `other`.
         let gateways = draw.of(&["public", "shop/public, mesh", "public, other/public"]);
+        // Creation times repeat, as in `objects`.
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
             "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
@@ -425,6 +432,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         );
         for _ in 0..1 + draw.below(3) {
             let (kind, path) = (draw.of(&["exact", "prefix"]), draw.of(&PATHS));
+            // Most rules select paths, because a rule without a condition hides those behind it.
             let condition = match draw.below(5) {
                 0 => String::new(),
                 // A match of the mesh matches no request at a Gateway.

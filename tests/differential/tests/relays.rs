@@ -48,6 +48,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         );
     }
     for n in 0..1 + draw.below(5) {
+        // TLSRoutes are drawn more often, because only they choose by the server name.
         let kind = draw.of(&["TLSRoute", "TLSRoute", "TCPRoute"]);
         let hosts: Vec<String> = (0..1 + draw.below(3))
             .map(|_| format!("\"{}\"", draw.of(&HOSTS)))
@@ -56,6 +57,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
             "TLSRoute" => format!("  hostnames: [{}]\n", hosts.join(", ")),
             _ => String::new(),
         };
+        // One route in three attaches to one listener only, and the others to all.
         let section = match draw.below(3) {
             0 => format!(", sectionName: l{}", draw.below(listeners)),
             _ => String::new(),
@@ -84,6 +86,7 @@ fn served(
         .tenant("alpha")
         .and_then(|tenant| tenant.service(key));
     let view = service.and_then(|service| service.port(port));
+    // The port has no listener, or those it has serve HTTP and relay nothing.
     let Some(view) = view.filter(|view| view.protocol == AppProtocol::Tcp) else {
         return "no listener".to_owned();
     };
@@ -235,6 +238,8 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         };
         // Some servers are closed, and some are left out because of a conflict.
         let (protocol, tls) = match (port, draw.below(12)) {
+            // As in `objects`, most servers on 5432 are for TCP, and those on 443 for TLS of both
+            // modes.
             (5432, 0..8) => ("TCP", ""),
             (_, 0) => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: cert}"),
             (_, 1) => ("TLS", ", tls: {mode: SIMPLE, credentialName: missing}"),
@@ -250,6 +255,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
             0 => "*",
             _ => *draw.of(&HOSTS),
         };
+        // Creation times repeat, as in `objects`.
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
             "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
@@ -262,6 +268,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
                 text += &format!("  {list}:\n");
             }
             for _ in 0..count {
+                // One rule in three is of one port only.
                 let port = match draw.below(3) {
                     0 => format!("port: {}, ", draw.of(&PORTS[..2])),
                     _ => String::new(),
@@ -272,6 +279,8 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
                 let condition = match list {
                     "tls" => format!("match: [{{{port}sniHosts: [{}]}}], ", names.join(", ")),
                     "tcp" => format!("match: [{{{port}gateways: [public]}}], "),
+                    // Rules of `http` apply to no connection that is relayed, so they need no
+                    // condition.
                     _ => String::new(),
                 };
                 text += &format!(

@@ -60,9 +60,11 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
     let mut found = Vec::new();
     for line in maps.lines() {
         let mut words = line.split_whitespace();
+        // Each line begins with both.
         let (Some(range), Some(rights)) = (words.next(), words.next()) else {
             continue;
         };
+        // Memory without a file has no name, and its line ends with the inode's number.
         let name = words.last().unwrap_or_default();
         // A key in use is in writable memory; `[vvar]` and `[vdso]` belong to the kernel.
         if !rights.starts_with("rw") || name.starts_with("[v") {

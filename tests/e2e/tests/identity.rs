@@ -231,6 +231,7 @@ fn a_root_is_replaced_under_load() {
 fn a_changed_intermediate_in_files_is_used() {
     let certs = mesh().world.dir().join("data/beta-n1/certs");
     let issuers = || {
+        // A file that was replaced since the directory was read is left out.
         let stored = std::fs::read_dir(&certs)
             .into_iter()
             .flatten()
@@ -468,6 +469,7 @@ fn the_revoked_are_out_at_once() {
     );
     assert_losses(
         "sessions of others lost by a revocation",
+        // A report without the number exceeds the bound.
         others["broken"].as_u64().unwrap_or(u64::MAX),
         0,
     );

@@ -526,6 +526,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
             .any(|part| part == RSA_ENCRYPTION)
     };
     let chains = || -> Vec<String> {
+        // A file that was replaced since the directory was read is left out; the check is repeated.
         let files = std::fs::read_dir(&stored)
             .into_iter()
             .flatten()

@@ -283,6 +283,7 @@ fn clients_may_have_to_prove_themselves() {
             "web-strict",
             "web-strict.default.svc.cluster.local",
             "alpha.pem",
+            // A client without a certificate has no such options.
             words.as_ref().map_or(&[][..], |words| &words[..]),
         )
     };

@@ -259,6 +259,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
         deadline(STEP_TIMEOUT),
         "the authorizer has printed its request",
         || {
+            // A log that cannot be read yet is read again.
             let asked = std::fs::read_to_string(&log).unwrap_or_default();
             asked.contains("a body") && asked.contains("\"path\":\"/headers\"")
         },

@@ -183,6 +183,7 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
         .into_iter()
         .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
     {
+        // A process that has ended since it was listed does not remain.
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mark = format!("CANAL_WORLD={world}");
         if environment

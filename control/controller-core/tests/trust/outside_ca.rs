@@ -277,6 +277,7 @@ fn serve(
 
 #[tokio::test]
 async fn an_external_cas_intermediate_is_part_of_the_chain() {
+    // `cfssl` has printed that the test is skipped.
     let Some(binary) = cfssl() else { return };
     let outside = tempfile::tempdir().unwrap();
     let dir = |name: &str| outside.path().join(name);
@@ -313,6 +314,7 @@ const PROFILE: &str =
 
 #[tokio::test]
 async fn an_external_ca_signs_and_its_answers_are_verified() {
+    // `cfssl` has printed that the test is skipped.
     let Some(binary) = cfssl() else { return };
     let outside = tempfile::tempdir().unwrap();
     let dir = |name: &str| outside.path().join(name);
@@ -402,6 +404,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
 
 #[tokio::test]
 async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
+    // `cfssl` has printed that the test is skipped.
     let Some(binary) = cfssl() else { return };
     for (what, profile, reason) in [
         (

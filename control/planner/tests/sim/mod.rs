@@ -360,9 +360,11 @@ impl SimTier {
             ))
         };
         let mut visits = Vec::new();
+        // Without the service in its plan the edge drops the packet.
         let Some((front, version)) = chain(self.edges[az]) else {
             return visits;
         };
+        // No member of the chain is up, so the edge has nowhere to send the packet.
         let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else {
             return visits;
         };

@@ -604,6 +604,7 @@ fn readable_pages() -> Vec<Attack> {
             output
                 .lines()
                 .find(|line| line.contains("alpha"))
+                // A page without alpha has no line to show.
                 .unwrap_or_default(),
         )
     };
@@ -620,6 +621,7 @@ fn readable_pages() -> Vec<Attack> {
             text.contains("alpha"),
             text.lines()
                 .find(|line| line.contains("alpha"))
+                // A text without alpha has no line to show.
                 .unwrap_or_default(),
         )
     };

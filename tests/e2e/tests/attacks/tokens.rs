@@ -105,6 +105,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
                     token(s, "kid=first", GOOD),
                     token(s, "kid=first", r#"{"sub": "admin", "aud": "shop"}"#),
                 );
+                // A signed token has three parts.
                 let part =
                     |token: &str, n: usize| token.split('.').nth(n).unwrap_or_default().to_owned();
                 with(

@@ -105,6 +105,7 @@ pub(crate) fn compare_runs(
             .into_iter()
             .chain(listed.missing(&found))
             .collect();
+        // Nothing differs, or nothing does any more: then timing decided the earlier rounds.
         if problems.is_empty() {
             return;
         }

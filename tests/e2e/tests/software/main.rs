@@ -57,6 +57,7 @@ fn foreign_software_works_as_without_the_mesh() {
         println!(
             "SKIPPED: software, {}: this machine has no {}",
             program.name,
+            // `partition` has selected programs that miss something.
             program.missing(&mesh).unwrap_or_default()
         );
     }
