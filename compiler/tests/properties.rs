@@ -58,6 +58,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
     let mut request = sent.clone();
     // If one match depends on the path, data planes normalize it for all matches of the port.
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
+        // The query is no part of what is normalized.
         let query = request
             .target
             .find('?')
@@ -159,6 +160,7 @@ fn check_sound(resources: &[Resource]) {
             "{}",
             rule.key
         );
+        // Only a split chooses among backends.
         let RouteAction::Split(backends) = &rule.action else {
             continue;
         };

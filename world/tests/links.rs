@@ -222,6 +222,7 @@ fn losses_are_those_of_the_seed_and_the_share() {
         let lost = after.dropped_loss - before.1.dropped_loss;
         let others =
             after.frames + after.dropped_loss - before.1.frames - before.1.dropped_loss - SENT;
+        // They took places in the sequence of losses, so the number of lost datagrams is another.
         if others > 0 {
             println!("{others} other frames passed the link; once more");
             return None;

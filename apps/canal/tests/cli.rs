@@ -239,6 +239,7 @@ fn others_are_told_to_be_root(world: &str) {
         )
     };
     let (code, listed) = as_unprivileged(&["world", "list"]);
+    // Without a line the check below fails and shows the list.
     let line = listed
         .lines()
         .find(|line| line.starts_with(world))

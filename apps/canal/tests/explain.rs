@@ -71,6 +71,7 @@ fn explanations_are_golden() {
             std::fs::create_dir_all(golden("explain")).unwrap();
             std::fs::write(&path, &text).unwrap();
         }
+        // A golden file that is missing differs from every text.
         if std::fs::read_to_string(&path).unwrap_or_default() != text {
             differing.push(format!("{}\n--- now\n{text}", path.display()));
         }

@@ -78,6 +78,7 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
                 ArrivalTransport::Plaintext => None,
                 ArrivalTransport::Tls(name) => validation_of(found, port, name),
             };
+            // Most listeners do not validate clients; then nothing is added.
             let clients = validation.map_or(String::new(), |it| {
                 format!(" ({} of clients)", it.mode.as_str())
             });

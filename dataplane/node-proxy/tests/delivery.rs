@@ -298,6 +298,7 @@ fn ports_in_use_are_skipped_and_time_wait_does_not_count() {
                 let mut tunnel = connect(&h2, V4.1, &headers).await.unwrap();
                 let line = tunnel.recv.data().await.unwrap().unwrap();
                 open.push(tunnel);
+                // Until the node has closed its side of the last connection, it takes other ports.
                 if line.ends_with(b":40123\n") {
                     break;
                 }

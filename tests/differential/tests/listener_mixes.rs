@@ -262,6 +262,7 @@ fn check_name(
     let view = service.port(port);
     prop_assert!(view.is_some(), "port {port} is not served");
     let is_open = owner.listener.closed.is_none();
+    // A closed listener may have another protocol than its port.
     if is_open {
         check_port(view.unwrap(), &owner.listener.protocol)?;
     }
@@ -281,6 +282,8 @@ fn check_name(
             port,
             name
         );
+        // A closed listener may pass connections through; then it has no route for them, as checked
+        // below.
         if is_open {
             prop_assert_eq!(is_passed, !terminates, "{} {}", port, name);
         }
@@ -372,6 +375,7 @@ fn every_open_listener_of_any_mix_is_served() {
                 ListenerProtocol::Https => 1,
                 ListenerProtocol::Tls | ListenerProtocol::TerminatedTls => 2,
                 ListenerProtocol::Tcp => 3,
+                // No replica serves such a listener.
                 ListenerProtocol::Other(_) => continue,
             };
             counted.borrow_mut()[at] += u32::from(listener.closed.is_none());

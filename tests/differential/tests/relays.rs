@@ -264,6 +264,7 @@ fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         );
         for list in ["tls", "tcp", "http"] {
             let count = draw.below(3);
+            // A key without entries would be null, not an empty list.
             if count > 0 {
                 text += &format!("  {list}:\n");
             }

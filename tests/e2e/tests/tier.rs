@@ -553,6 +553,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         // This is in the load's own time, and allows for a request that started in time and ended
         // late.
         let recovered_at = died - begun + RECOVERED_WITHIN + TIMEOUT;
+        // A load without a loss has no time of one.
         let last = Duration::from_millis(report["failed_last_ms"].as_u64().unwrap_or(0));
         assert_time(
             &format!("time from the death until the last loss, {name}"),
@@ -569,6 +570,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             number(&report, "requests") >= 9 * RATE,
             "the load is sent at its rate, {name}"
         );
+        // A request on a kept connection may wait for `TIMEOUT`, which is longer than `GAP_MAX`.
         if is_new {
             assert_time(
                 &format!("time without a response, {name}"),

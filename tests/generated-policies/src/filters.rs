@@ -29,6 +29,7 @@ pub(crate) fn of_http_backend(
         backend_ref.clone(),
         modifiers(),
         option::weighted(0.1, rewrite),
+        // A redirect has the backend refused, so it is the rarest.
         option::weighted(0.02, redirect()),
         mirrors::of_filters(backend_ref),
     );

@@ -76,6 +76,8 @@ pub(crate) fn evaluate(
         // starts at the head.
         let head = next_place(chain, (None, None), 0, packet, &mut stamp, is_up)
             .filter(|_| packet.hop == 0);
+        // The replica takes the session itself if it is the head, if the head chose it, or if no
+        // member is up.
         return head
             .filter(|head| *head != here)
             .map_or(PacketVerdict::Keep, |to| PacketVerdict::Forward {
