@@ -121,6 +121,7 @@ impl Flags {
                 l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?,
             )
         };
+        // A flag replaces what was measured.
         Ok(Costs {
             l7_us,
             redirector_us: self.redirector_us.unwrap_or(redirector),

@@ -335,6 +335,7 @@ impl<'a> AuthorityIndex<'a> {
         let name = &reference.name;
         let (text, ca) = match (reference.group.as_str(), reference.kind.as_str()) {
             ("", kind @ ("ConfigMap" | "Secret")) => {
+                // A reference without a namespace is to an object in the Gateway's.
                 let namespace = reference.namespace.as_ref().unwrap_or(own);
                 let text = format!("{kind} {namespace}/{name}");
                 let to = (namespace, name);

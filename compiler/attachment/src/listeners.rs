@@ -841,6 +841,7 @@ fn add_set(
         report.error(Code::UnsupportedParent, "spec.parentRef.kind", problem, fix);
         return None;
     }
+    // A reference without a namespace is to a Gateway in the set's.
     let namespace = parent.namespace.as_ref().unwrap_or(&metadata.namespace);
     let key = (namespace.clone(), parent.name.clone());
     let Some(gateway) = resolved.gateways.get_mut(&key) else {

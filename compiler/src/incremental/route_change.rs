@@ -138,6 +138,8 @@ impl RouteChange {
             before.add_rule(rule);
         }
         let (before, after) = (before.used(), budget.used());
+        // The basis has counted the old rules. If its number is smaller, it does not belong to
+        // them, and the whole tenant is compiled.
         let replace =
             |all: u64, old: u64, new: u64| Some(all.checked_sub(old)?.saturating_add(new));
         self.used = CompiledSize {

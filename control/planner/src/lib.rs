@@ -142,6 +142,7 @@ impl TableInputs<'_> {
             };
             let next = table::next(previous_tables.and_then(|tables| tables.get(az)), &request);
             notes.extend(table::notes(&next, &request, &demand.key));
+            // The AZ needs no table once the service has left it and has no session there.
             if let Some(table) = next.table {
                 tables.insert(az.clone(), table);
             }

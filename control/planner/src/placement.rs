@@ -92,6 +92,7 @@ impl<'a> ShardAssignment<'a> {
             .rules
             .home
             .clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
+        // Backends at home come first; those away have the room that is left.
         let away_required = demands
             .rules
             .away

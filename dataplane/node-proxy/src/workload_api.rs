@@ -139,6 +139,7 @@ impl WorkloadApis {
             tokio::spawn(async move {
                 tokio::select! {
                     () = serve(socket, &netns, answers, connections, failures) => {}
+                    // `serve` never ends by itself. Dropping the `WorkloadApi` cancels it.
                     () = end.cancelled() => {}
                 }
             });

@@ -230,6 +230,7 @@ impl RedirectorAgent {
             tokio::spawn(reports.run(agent.inner.clone(), drain.watcher()));
             tokio::spawn(search_sessions(agent.inner.clone(), drain.watcher()));
         }
+        // Sessions need correct maps until the drain ends, so its begin does not stop the audit.
         let (audited, end) = (agent.clone(), drain.watcher());
         tokio::spawn(async move {
             tokio::select! {

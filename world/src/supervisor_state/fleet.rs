@@ -174,6 +174,7 @@ impl SupervisorState {
         let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(
             host.netns.as_str(),
         )));
+        // Only a link with an impairment has a relay.
         let unrelayed = design.plan.relay(host).map_or(Ok(()), |relay| {
             self.unmake_relay(&self.environments(&design).relay(&relay), &relay)
         });

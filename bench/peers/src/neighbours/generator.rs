@@ -190,6 +190,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         } else {
             end + LAST_ANSWERS
         };
+        // A time that has passed while events were handled wakes at once.
         set_alarm(&alarm, wake.saturating_duration_since(Instant::now()))?;
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {

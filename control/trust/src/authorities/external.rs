@@ -157,6 +157,7 @@ impl ExternalCaClient {
                     "tls-root.pem: {e}; fix: write root certificates in PEM into it"
                 ))
             })?;
+        // Without `tls-root.pem` the CA must have a certificate of the roots in `--tls-roots`.
         let client = own.as_ref().unwrap_or(&self.client);
         let mut attempt = 0;
         loop {

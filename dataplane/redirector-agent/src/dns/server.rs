@@ -125,6 +125,8 @@ impl DnsServer {
             traffic,
             runtime: tokio::runtime::Handle::current(),
         });
+        // Clients still send queries here while the drain lasts, so its begin does not stop the
+        // service.
         let (serving, end) = (DatagramService::new(inner.clone(), state), drain.watcher());
         tokio::spawn(async move {
             tokio::select! {
