@@ -64,6 +64,7 @@ pub(crate) fn topology(
     // A field that is not written, or is reported as wrong, has its default.
     let vswitch = fields
         .parsed("vswitch", "Checked or Open", findings)
+        // Only tests of the mesh's own refusals need an open one.
         .unwrap_or(Vswitch::Checked);
     let azs = collect(fields.list("azs", findings), findings, az);
     if azs.is_empty() {

@@ -656,6 +656,7 @@ fn read_listener(
 ) -> PlacedListener {
     let field = format!("spec.listeners[{at}]");
     let mut closed = source.object_fault.cloned();
+    // A listener is closed for one reason: the object's, or else the first of its own.
     if let Some(rejected) = faults.first() {
         closed.get_or_insert_with(|| fault_of(rejected));
     }

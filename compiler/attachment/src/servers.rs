@@ -168,6 +168,7 @@ impl ServerReader<'_, '_, '_> {
             .iter()
             .find(|fault| fault.field.starts_with(&prefix));
         let mut closed = self.object_fault.cloned();
+        // A server is closed for one reason: the object's, or else the first of its own.
         if let Some(rejected) = own {
             closed.get_or_insert_with(|| fault_of(rejected));
         }

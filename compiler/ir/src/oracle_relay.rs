@@ -78,6 +78,7 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
         };
     };
     let is_terminated = terminates(&own.listener);
+    // Only a listener that terminates TLS can fail the handshake; a closed one has no routes.
     if let Some(fault) = &own.listener.closed {
         return match is_terminated {
             true => RelayVerdict::ClosedToHandshakes(fault.clone()),

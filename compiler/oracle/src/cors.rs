@@ -50,6 +50,7 @@ pub fn decide(
             .any(|written| holds(written, origin, &is_match));
     let requested = first("access-control-request-method");
     let is_preflight = method == "OPTIONS" && !origin.is_empty() && !requested.is_empty();
+    // By Istio's default, preflights of other origins are the backend's to answer.
     let is_forwarded = !is_allowed && policy.dialect == CorsDialect::IstioForward;
     if is_preflight && !is_forwarded {
         return OracleCors::Preflight(preflight(

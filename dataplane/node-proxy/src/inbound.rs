@@ -102,6 +102,7 @@ pub(crate) async fn establish(
         buffer_budget: Some(budget),
         ..ServerConfig::default()
     };
+    // Peers may end a connection at any time, so this is no warning.
     if let Err(e) =
         canal_hbone::serve(tls, peer_identity, &config, &local.hbone, drain, on_request).await
     {

@@ -350,6 +350,7 @@ impl PodReconciler {
             self.remove(&uid);
         }
         for pod in relabel {
+            // `decide_changes` relabels pods that are served.
             if let Some(k) = self.entries.get_mut(&pod.uid) {
                 k.served_pod.pod = Arc::new(pod.clone());
                 k.context.pod.store(Arc::new(pod));

@@ -225,6 +225,7 @@ impl NodeSnapshot {
                 .for_each(|of| of.sort_by(|a, b| a.az.cmp(&b.az)));
         }
         for (name, endpoints) in direct {
+            // Each name is that of a tenant: the others were left out above.
             if let Some(t) = tenants.get_mut(&name) {
                 t.set_direct(&endpoints);
             }

@@ -120,6 +120,7 @@ pub fn decide_content<'a>(
                     .tables
                     .entry(table.id.get())
                     .or_insert_with(|| resource.clone());
+                // The names decide, so that the order of the resources does not matter.
                 if resource.name() < kept_resource.name() {
                     *kept_resource = resource.clone();
                 }

@@ -105,6 +105,7 @@ impl<'a> Audiences<'a> {
         self.evaluations = self
             .evaluations
             .saturating_add(self.sources.len() * key.0.len());
+        // No node gets the endpoint then, so gateways carry its connections.
         if self.evaluations > DIRECT_EVALUATIONS_PER_TENANT_MAX {
             return DirectAudience::Nodes(Arc::default());
         }
