@@ -377,6 +377,7 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
                     at_node
                         .values
                         .retain(|attribute, _| seen_by_nodes.contains(attribute));
+                    // In facts that are not complete, what has no value is unknown to gateways too.
                     if all.is_complete {
                         // An attribute that a node observes and that has no value is absent, not
                         // unknown.

@@ -242,6 +242,7 @@ fn decide_holder(
                 false => Err(IdentityDenied::NotEntitled(requested.clone())),
             }
         }
+        // The caller refused these already.
         Principal::Operator { .. } | Principal::Edge { .. } => Err(IdentityDenied::Operator),
     }
 }

@@ -106,6 +106,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     // The interface guard's agent must not end before the process does.
     let clean = tokio::select! {
         ended = drain::on_signals(signals, traffic_trigger, config.drain_limit, GRACE) => ended,
+        // The process ends without a drain, and its supervisor starts it again.
         _ = interfaces => return Err(NodeError::Lost("the interface guard's agent")),
     };
     tracing::info!(

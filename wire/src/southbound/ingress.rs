@@ -263,6 +263,8 @@ fn decode_validations(
         let mut ports = BTreeSet::new();
         for port in it.ports {
             let port = at.port("client_validations.ports", port)?;
+            // A validation without names is of all listeners of the port, so it leaves none to
+            // another.
             let is_free = match (taken.get(&port), listeners.is_empty()) {
                 (None, _) => true,
                 (Some(Some(others)), false) => others.is_disjoint(&listeners),

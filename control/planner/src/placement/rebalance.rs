@@ -272,6 +272,7 @@ impl Balance<'_, '_> {
                     .filter(|to| scale.helps(from.1, to.1, 1, MoveKind::Direct))
                     .copied()
                     .collect();
+                // Between AZs, `pairs` has left out what does not help.
                 if !to.is_empty() {
                     searches.push(MoveSearch {
                         scale,

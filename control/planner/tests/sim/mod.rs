@@ -146,6 +146,7 @@ impl SimTier {
             difference(&next, &again)
         );
         assert_eq!(canal_planlint::check(&fleet, &self.demands, &next), []);
+        // No step leads to the first plan.
         if let Some(before) = self.plans.last() {
             let step = canal_planlint::PlanTransition {
                 fleet: &fleet,
