@@ -387,6 +387,7 @@ mod tests {
                     .failures
                     .first()
                     .map(Failure::line)
+                    // A job that went well has no failure.
                     .unwrap_or_default(),
                 why,
                 "{what}"

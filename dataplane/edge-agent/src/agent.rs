@@ -325,6 +325,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     // None of these tasks ends before the process does, unless it panics.
     let clean = tokio::select! {
         ended = drain::on_signals(signals, trigger, DRAIN_LIMIT, GRACE) => ended,
+        // The program forwards without the agent, which its supervisor starts again.
         _ = reports => return Err(EdgeError::Lost("the reporter")),
         _ = guard => return Err(EdgeError::Lost("the guard")),
         _ = interfaces => return Err(EdgeError::Lost("the interface guard's agent")),

@@ -304,6 +304,7 @@ impl PodReconciler {
                     if !std::mem::replace(&mut settled, true) {
                         self.capture.settled();
                     }
+                    // No event tells when maintenance is due, so it follows the interval.
                     self.run_maintenance();
                 }
                 changed = generations.changed() => {
