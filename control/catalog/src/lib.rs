@@ -500,8 +500,8 @@ impl TenantCatalog {
         view.compiled = Arc::default();
         for touch in &touches {
             match &touch.after {
-                Some(entry) => _ = view.entries.insert(touch.key.clone(), entry.clone()),
-                None => _ = view.entries.remove(&touch.key),
+                Some(entry) => view.entries.insert(touch.key.clone(), entry.clone()),
+                None => drop(view.entries.remove(&touch.key)),
             }
         }
         view.changed = generation;
