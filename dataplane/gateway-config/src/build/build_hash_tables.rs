@@ -61,6 +61,16 @@ impl PendingHashTables {
         of_tenant.insert(id, set);
     }
 
+    /// Forgets a set that was freed.
+    pub(super) fn forget(&mut self, id: EndpointSetId, tenant: &TenantName) {
+        if let Some(of_tenant) = self.pending.get_mut(tenant) {
+            of_tenant.remove(&id);
+            if of_tenant.is_empty() {
+                self.pending.remove(tenant);
+            }
+        }
+    }
+
     /// Takes a set of the tenant whose turn is next.
     fn take(&mut self) -> Option<(EndpointSetId, HashedSet)> {
         let after = |last: &TenantName| self.pending.keys().find(|tenant| *tenant > last);

@@ -114,7 +114,10 @@ impl SnapshotBuilder {
             return;
         };
         if let (Ok(service), Ok(port)) = (service.parse::<ServiceKey>(), port.parse()) {
-            self.terminations.remove(&(service.clone(), port));
+            let at = (service.clone(), port);
+            self.terminations.remove(&at);
+            // The service may be gone; then no view of it drops what was built.
+            self.terminated.remove(&at);
             self.touched.views.insert(service);
         }
     }
