@@ -161,6 +161,13 @@ impl SnapshotBuilder {
         let (Some((current, _)), Some(table)) = (current, table) else {
             return;
         };
+        // A change may have built the table of the present endpoints within its limit meanwhile.
+        if current
+            .load_balancing
+            .is_built_of(&hash, &current.endpoints)
+        {
+            return;
+        }
         let load_balancing = LoadBalancing::of_table(hash.clone(), table, &current.endpoints);
         // Endpoints may have changed while the table was built. It is nearer to them than the one
         // before; otherwise endpoints that always change would never have another.

@@ -592,6 +592,20 @@ fn hash_tables_are_built_in_steps_of_their_own() {
 }
 
 #[test]
+fn a_table_of_earlier_endpoints_replaces_none_of_the_present_ones() {
+    let mut fixture = BuildsFixture::new();
+    fixture.apply(&[hashing("alpha", "h"), workload("alpha", "h", 1)]);
+    let step = fixture.builds.next_step().unwrap().run();
+    // While the table is built, a small change builds its own at once.
+    let all = Some([0, 1].into());
+    let at_once = fixture.change(&[workload("alpha", "h", 2)], &[], IMMEDIATE_BYTES_MAX);
+    assert_eq!(hashed(&at_once, "alpha", "h"), all);
+    let late = fixture.builds.finish(step).unwrap();
+    assert_eq!(hashed(&late, "alpha", "h"), all);
+    assert!(fixture.step().is_none());
+}
+
+#[test]
 fn each_tenant_has_its_turn_for_hash_tables_and_routes_do_not_wait_for_them() {
     let mut fixture = BuildsFixture::new();
     let named = |tenant, name| [hashing(tenant, name), workload(tenant, name, 1)];
