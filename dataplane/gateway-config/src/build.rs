@@ -32,13 +32,15 @@ use build_hash_tables::PendingHashTables;
 pub(crate) use build_hash_tables::{FinishedHashTable, HashTableJob};
 use build_listener_termination::ListenerCertificates;
 pub(crate) use build_routes::CompileJob;
+#[cfg(test)]
+pub(crate) use build_routes::PANICKING;
 
 use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls, TenantView,
-    WorkloadLabels, WorkloadView,
+    EndpointIds, FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls,
+    TenantView, WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's
