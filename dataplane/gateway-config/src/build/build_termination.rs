@@ -103,10 +103,14 @@ impl TerminationInputs {
 impl SnapshotBuilder {
     pub(super) fn upsert_termination(&mut self, termination: &Termination) {
         self.touched.views.insert(termination.service.clone());
-        self.terminations.insert(
+        let before = self.terminations.insert(
             (termination.service.clone(), termination.port),
             termination.clone(),
         );
+        if before.as_ref() != Some(termination) {
+            // Open connections may be refused by now.
+            self.touch_policies(&termination.service.tenant, []);
+        }
     }
 
     pub(super) fn remove_termination(&mut self, name: &str) {
@@ -195,6 +199,7 @@ impl SnapshotBuilder {
             terminator,
             parts.termination.required,
             broken,
+            parts.termination.clients,
             known,
         )));
         self.terminated.insert(
