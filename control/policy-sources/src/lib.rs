@@ -14,6 +14,7 @@ pub mod files;
 mod plan_apply;
 mod prepare;
 pub mod source;
+mod tenant_compiler;
 mod tenant_sources;
 mod turns;
 
@@ -25,4 +26,5 @@ pub use prepare::{
     WriteEdits, clashes, compile_allowance, excesses,
 };
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
+pub use tenant_compiler::{TenantCompiler, TenantCompilers};
 pub use tenant_sources::TenantSources;
