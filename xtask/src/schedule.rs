@@ -83,6 +83,8 @@ pub(crate) fn run(
                 &events,
             );
         }
+        // No job waits then: with none running, any job has its turn and fits (`PARTS_MIN` exceeds
+        // `WORKS`).
         if running.is_empty() {
             return Ok(results);
         }
@@ -90,6 +92,7 @@ pub(crate) fn run(
             Ok(end) => end,
             // Other programs may have left capacity free meanwhile.
             Err(RecvTimeoutError::Timeout) => continue,
+            // This function keeps a sender (`events`), so this arm only completes the match.
             Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the end of a program was lost"),
         };
         running.retain(|running| running.name != job.name);

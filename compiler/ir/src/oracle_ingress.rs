@@ -11,7 +11,7 @@
 //!   handshake fails if there is none, or if it is closed.
 //! - A listener with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
 //!   handshake fails without one that its authorities issued for clients, and in the mode
-//!   `AllowValidOrNone` with another one. The interpreter is not told of certificates: it answers for
+//!   `AllowValidOrNone` with another one. The interpreter knows no certificates: it answers for
 //!   a client that the listener accepts.
 //! - A request on a connection with TLS that belongs to another listener than the connection gets
 //!   421.

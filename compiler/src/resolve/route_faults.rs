@@ -72,6 +72,9 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
         let fraction = fraction.and_then(|percent| RequestFraction::of_percent(percent.into()));
         match fraction {
             None => {
+                // An unusable percent breaks the rule even beside a `percentage`: the author's intent
+                // is not certain. A broken rule refuses its requests and injects no fault, so what
+                // follows has no effect.
                 let problem = format!("{percent} is not a percentage from 0 to 100");
                 rule.broken("fault.delay.percent", FieldIssue::new("", problem, fix));
             }

@@ -28,6 +28,8 @@ pub(crate) fn resolve(
         return None;
     }
     let pod_cidrs = ranges(tenant, "podCidrs", &spec.pod_cidrs, report);
+    // The tenant is still served: without ranges, `workload` refuses each pod address outside the
+    // host network.
     if pod_cidrs.is_empty() {
         report.error(
             Code::MissingRange,
@@ -39,6 +41,8 @@ pub(crate) fn resolve(
     }
     let service_cidrs = ranges(tenant, "serviceCidrs", &spec.service_cidrs, report);
     for (at, net) in service_cidrs.iter().enumerate() {
+        // The tenant is still served: no data plane receives service ranges. They only exclude gateway
+        // ranges below.
         if let Some(pods) = pod_cidrs.iter().find(|pods| overlap(pods, net)) {
             let problem = format!("{net} overlaps the pods' range {pods}");
             report.error(

@@ -581,7 +581,8 @@ impl Inner {
         )
         .map_err(|e| unusable(&e))?;
         let expected: Arc<[Identity]> = [identity].into();
-        // The certificate is verified as a peer would verify it.
+        // Only the identity is checked here, as after a finished handshake: `peer` checks neither
+        // signatures nor times.
         verifier
             .peer(PeerRole::Server, Some(&expected), Some(&chain))
             .map_err(|e| failed("wrong_identity", e.to_string()))?;
@@ -593,6 +594,7 @@ impl Inner {
             Some(verifier),
         )
         .map_err(|e| unusable(&e))?;
+        // Peers would refuse the certificate; a wrong clock is the likely cause.
         if !certified.valid_at(SystemTime::now()) {
             return Err(failed("clock", "the certificate is not valid at this machine's time; fix: correct the clock of this machine or of the controller".into()));
         }

@@ -33,7 +33,7 @@ pub struct TenantSpec {
     pub trust_domain: TrustDomain,
     /// Address ranges of the tenant's pods.
     pub pod_cidrs: Vec<IpNet>,
-    /// Address ranges of the tenant's services; if empty, service addresses are not checked.
+    /// Address ranges of the tenant's services, with which its gateway ranges must not overlap.
     #[serde(default)]
     pub service_cidrs: Vec<IpNet>,
     /// Ranges of the gateway addresses of the tenant's services. A tenant with ranges is on the

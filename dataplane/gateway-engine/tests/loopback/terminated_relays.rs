@@ -151,7 +151,7 @@ async fn backends_get_the_plaintext_of_tls_that_the_gateway_terminates() {
         (relay.mixed, "WWW.Example.com"),
         (relay.only, "www.example.com"),
     ] {
-        // A client that would speak HTTP/2 is told nothing of what is inside.
+        // A client that would speak HTTP/2 learns nothing of what is inside.
         let stream = connect_to(address, &[&relay.www], name, &["h2", "http/1.1"]).await;
         let mut stream = stream.unwrap();
         assert_eq!(presented(&stream), relay.www.der, "{name}");
