@@ -16,7 +16,7 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use sha2::{Digest, Sha256};
 
 /// Maximum length of the names of authorities that a handshake tells clients, in bytes. A client
-/// needs them only to select one of several certificates. With more, the handshake has no name: TLS has room
+/// needs them only to select one of several certificates. With more, the handshake has none: TLS has room
 /// for 64 KiB of them, and clients get them before they prove anything.
 const HINT_BYTES_MAX: usize = 16 << 10;
 
