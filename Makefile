@@ -7,7 +7,7 @@ BIN := target/release
 JUDGES := canal-corpora canal-differential canal-e2e canal-generated-policies canal-histories canal-testing canal-timing crashing-gateway xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-timing test-compat software soak programs build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
+.PHONY: help demo up test test-timing test-compat render-istiod software soak programs build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -28,13 +28,20 @@ test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, r
 	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
-test-compat: ## what Canal can of others' APIs (at most 15 minutes): the documents of Istio's and Gateway API's corpora that it loads (`make test-compat ARGS='--left --kinds'` names the rest), then Gateway API's conformance tests; writes docs/compatibility-policy.md and docs/features.md
+test-compat: ## what Canal can of others' APIs (at most 15 minutes): the documents of Istio's and Gateway API's corpora that it loads (`make test-compat ARGS='--left --kinds'` names the rest), then each HTTP feature of Istio beside Envoy with istiod's configuration, then Gateway API's conformance tests; writes docs/compatibility-policy.md, docs/envoy-differential.md and docs/features.md
 	@setup/install compat
 	@RUSTC_WORKSPACE_WRAPPER=clippy-driver $(CARGO) build --workspace --exclude canal-bench-micro --bins --tests --locked # as the gate's, which then has built all
 	@mkdir -p target/conformance
 	@missed=0; target/debug/canal-corpora --write-policy docs/compatibility-policy.md $(ARGS) || missed=$$?; \
+	(cd tests/envoy && CGO_ENABLED=0 go test -count=1 . && CGO_ENABLED=0 go build -o ../../target/envoy/envoy-differential .) && \
+	target/envoy/envoy-differential -write docs/envoy-differential.md || missed=$$?; \
 	cd tests/conformance && export GOTOOLCHAIN=auto && go test -count=1 ./cmd/... ./report && \
 	go test -c -o ../../target/conformance/driver . && ../../target/conformance/driver -test.timeout=15m && exit $$missed
+
+render-istiod: ## render what istiod makes of the cases of tests/envoy for Envoy, again (tests/envoy/rendered); builds istiod's code, about 5 minutes the first time
+	@setup/install compat
+	@cd tests/envoy/istiod && go build -p 2 -o ../../../target/envoy/canal-bench-istiod .
+	@target/envoy/canal-bench-istiod render tests/envoy
 
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software

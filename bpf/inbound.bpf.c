@@ -15,6 +15,7 @@
 #define CANAL_COUNTS_MAP canal_inbound_counts
 #include "lib/count.h"
 
+/* Not in the UAPI headers that a BPF program can include. */
 #define AF_INET 2
 /* The loopback device is the first of every namespace (net/core/dev.h LOOPBACK_IFINDEX). */
 #define LOOPBACK 1

@@ -38,6 +38,7 @@ struct {
 #define ARPHRD_ETHER 1
 #define ARPOP_REQUEST 1
 
+/* Types of RFC 4861 4, RFC 2710 and RFC 3810, and options of RFC 4861 4.6. The program distinguishes only these. */
 #define ICMP6_ROUTER_SOLICIT 133
 #define ICMP6_NEIGHBOUR_SOLICIT 135
 #define ICMP6_NEIGHBOUR_ADVERT 136
@@ -47,7 +48,9 @@ struct {
 #define ICMP6_LISTENER_REPORT2 143
 #define OPTION_SOURCE_MAC 1
 #define OPTION_TARGET_MAC 2
-/* Extension headers and options that are parsed, at most; a frame with more is dropped. */
+/* Extension headers and options that are parsed, at most; a frame with more is dropped. RFC 8200 4.1 recommends an order with five
+ * of the kinds that are parsed here, so a packet that uses all five is dropped. Neighbor discovery of a host needs no extension
+ * header, a multicast listener report needs one, and both need two options or fewer (RFC 4861 4). */
 #define EXTENSIONS 4
 #define OPTIONS 4
 

@@ -34,7 +34,8 @@
 #define IPPROTO_FRAGMENT 44
 #define IPPROTO_ICMPV6 58
 #define IPPROTO_DSTOPTS 60
-/* Extension headers between IPv6's header and the payload that are parsed, at most. */
+/* Extension headers between IPv6's header and the payload that are parsed, at most. RFC 8200 4.1 recommends an order with five of
+ * the kinds that are parsed here (destination options may occur twice). A packet with more than six is stopped as malformed. */
 #define EXTENSIONS_MAX 6
 
 /* Return values of a cgroup program. */
@@ -236,6 +237,7 @@ static __always_inline __u32 judge_udp(struct __sk_buff *skb, const struct place
 	__be16 ports[2];
 
 	if (p->is_late_fragment)
+		/* A long DNS response comes in fragments. Later ones have no port, so only the address is checked. */
 		return is_resolver(&p->remote) ? CANAL_POD_PASSED_RESOLVER : CANAL_POD_STOPPED_UDP;
 	if (bpf_skb_load_bytes(skb, p->payload, ports, sizeof(ports)))
 		return CANAL_POD_STOPPED_MALFORMED;
@@ -332,6 +334,7 @@ static __always_inline __u32 judge_icmp6(struct __sk_buff *skb, const struct pla
 		/* The pod may not claim to be a router either. */
 		if (kind == 134 || kind == 137)
 			return CANAL_POD_STOPPED_ICMP;
+		/* Bytes behind the packet's stated end could carry data out of the pod. */
 		return length <= CANAL_POD_NEIGHBOUR_MAX && skb->len == p->end ? CANAL_POD_PASSED_NEIGHBOUR : CANAL_POD_STOPPED_FRAME;
 	}
 	if ((kind >= 130 && kind <= 132) || kind == 143) {

@@ -571,6 +571,8 @@ static __always_inline int foreign4(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* Extension headers that are parsed, at most. A packet with more is dropped, because its payload could be a datagram for the VXLAN
+ * device. */
 #define EXTENSIONS 4
 
 /* Handles IPv6 packets. The VXLAN device listens on IPv6 too, where the tier has no tunnels. */

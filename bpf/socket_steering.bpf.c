@@ -15,6 +15,7 @@
 #include "lib/address.h"
 #include "lib/count.h"
 
+/* Not in the UAPI headers that a BPF program can include. */
 #define AF_INET 2
 
 struct {

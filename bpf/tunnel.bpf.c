@@ -40,6 +40,7 @@ static __always_inline int read_source(struct __sk_buff *skb, struct words *sour
 	return 0;
 }
 
+/* Offset of the ICMPv6 message: IPv6's header has 40 bytes. */
 #define ICMP6 (ETH_HLEN + 40)
 /* Offset of the destination in the packet that an ICMPv6 error embeds (RFC 4443 3.1). */
 #define ABOUT_DESTINATION (ICMP6 + 8 + 24)
@@ -73,6 +74,7 @@ int canal_tunnel(struct __sk_buff *skb)
 
 	if (!self || read_source(skb, &source))
 		return drop(CANAL_TUNNEL_DROP_PROTOCOL);
+	/* A VNI has 24 bits, and the tier's own is not a tenant's. */
 	if (mark > 0xffffff || mark == CANAL_TIER_VNI)
 		return drop(CANAL_TUNNEL_DROP_MARK);
 	if (!mark && tier_host_of(&source) == self->address_be)

@@ -15,7 +15,7 @@
 
 /* Port to which captured connections are redirected, inside the pod's network namespace (Istio's number). */
 #define CANAL_OUTBOUND_PORT 15001
-/* The proxy's other ports in a pod. None of the three may be dialed at a pod. */
+/* The proxy's other ports in a pod (Istio's numbers). None of the three may be dialed at a pod. */
 #define CANAL_RESERVED_PLAINTEXT_PORT 15006
 #define CANAL_RESERVED_HBONE_PORT 15008
 
@@ -31,18 +31,25 @@
 #define CANAL_PROXY_V6_1 0x616c0001
 #define CANAL_PROXY_V6_2 0x00000001
 
-/* Captured connections of a node that the proxy has not accepted yet, at most. */
+/* Captured connections of a node that the proxy has not accepted yet, at most. An entry has 64 bytes of key and value: 4 MiB for
+ * all. Beyond it the proxy does not learn where a connection goes, and resets it. Nobody measured this value; it only has to exceed
+ * what is dialed between two accepts of the proxy. */
 #define CANAL_ORIGINS_MAX 65536
-/* Such connections of one pod, at most: further ones are refused, and those of other pods are not affected. */
+/* Such connections of one pod, at most: further ones are refused, and those of other pods are not affected. An eighth of
+ * CANAL_ORIGINS_MAX, so one pod cannot use up the node's map. It is twice the proxy's accept queue for one listener (BACKLOG in
+ * dataplane/net/src/sys.rs). */
 #define CANAL_ORIGINS_POD_MAX 8192
-/* Namespaces whose counts are stored, at most; a node serves fewer pods. */
+/* Namespaces whose counts are stored, at most. A node serves at most 1,000 pods (PODS_MAX of the node proxy), so this never limits. */
 #define CANAL_ORIGIN_PODS_MAX 4096
 
-/* Tenants, ranges of their addresses, and single addresses per node for which the connect hook knows the proxy's decision, at most. */
+/* Tenants, ranges of their addresses, and single addresses per node for which the connect hook knows the proxy's decision, at most.
+ * A node serves 1,000 pods at most, so no more tenants than that. One tenant may use a 64th of the ranges (256) and a quarter of the
+ * addresses (65,536), which dataplane/offload/src/connect_tables.rs enforces. Beyond each limit the proxy decides, and nothing is
+ * refused here. An address takes 52 bytes of key and value: 13 MiB for all. */
 #define CANAL_CAPTURED_TENANTS_MAX 4096
 #define CANAL_RANGES_MAX 16384
 #define CANAL_DESTINATIONS_MAX 262144
-/* Ports of one address, at most. The proxy decides on an address with more. */
+/* Ports of one address, at most. The proxy decides on an address with more. With 13 ports the value has 32 bytes. */
 #define CANAL_DESTINATION_PORTS_MAX 13
 
 /* Key of an accepted connection: both its ends. The key contains the whole source address and not

@@ -9,7 +9,7 @@
 
 /* Port to which plaintext connections into a pod are redirected, inside the pod's network namespace (Istio's number). */
 #define CANAL_INBOUND_PORT 15006
-/* The proxy's own HBONE port with mTLS, which is never redirected. */
+/* The proxy's own HBONE port with mTLS (Istio's number), which is never redirected. */
 #define CANAL_INBOUND_HBONE_PORT 15008
 
 /* Map canal_inbound_listeners: sockmap, one per pod; the proxy's listening sockets. One socket of each reuse-port group is enough. */

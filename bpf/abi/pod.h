@@ -13,14 +13,17 @@
 #define CANAL_POD_STOP 0  /* outboundTrafficPolicy: Deny; packets that the mesh does not carry are dropped */
 #define CANAL_POD_WATCH 1 /* outboundTrafficPolicy: Passthrough; they are counted */
 
-/* Map canal_pod_resolvers: hash of addresses in the form of abi/capture.h. */
+/* Map canal_pod_resolvers: hash of addresses in the form of abi/capture.h. As many as the compiler accepts for a tenant
+ * (RESOLVERS_MAX in compiler/ir/src/limits.rs); the node omits further ones. */
 #define CANAL_POD_RESOLVERS_MAX 64
 #define CANAL_POD_DNS_PORT 53
 
-/* Map canal_pod_udp_ports: hash of the pod's own UDP ports that UDPRoutes name, in host order. */
+/* Map canal_pod_udp_ports: hash of the pod's own UDP ports that UDPRoutes name, in host order. As many as the compiler accepts for a
+ * workload (UDP_PORTS_PER_WORKLOAD_MAX in model/src/limits.rs), which the node proxy asserts when it is compiled. */
 #define CANAL_POD_UDP_PORTS_MAX 64
 
-/* Map canal_pod_tier: LPM trie of the addresses from which the tier sends datagrams to those ports, and to which their responses go. */
+/* Map canal_pod_tier: LPM trie of the addresses from which the tier sends datagrams to those ports, and to which their responses go.
+ * Nobody measured this value. The node omits further ranges, so datagrams from them are stopped. */
 #define CANAL_POD_TIER_MAX 256
 
 /* Key of canal_pod_tier. */
@@ -29,10 +32,13 @@ struct canal_pod_range {
 	__u8 ip[16];
 };
 
-/* Longest ARP and neighbor discovery of the kernel itself, in bytes from the network header: longer packets carry data. */
+/* Longest ARP and neighbor discovery of the kernel itself, in bytes from the network header: longer packets carry data. ARP for IPv4
+ * has 28 bytes, and 46 with the padding to Ethernet's shortest frame. Neighbor discovery has 40 bytes of IPv6 and 24 of ICMPv6,
+ * which leaves 64 for options, of which a MAC takes 8. */
 #define CANAL_POD_ARP_MAX 50
 #define CANAL_POD_NEIGHBOUR_MAX 128
-/* Longest multicast listener report: the header, the hop-by-hop option, 8 bytes, and 20 for each of 22 groups. */
+/* Longest multicast listener report: the header, the hop-by-hop option, 8 bytes, and 20 for each of 22 groups. That is 496 bytes; a
+ * report of more groups is dropped. */
 #define CANAL_POD_LISTENER_MAX 512
 
 /* Map canal_pod_last: array of one, the packet that was stopped last. Written without a lock, because it serves a log line and not a

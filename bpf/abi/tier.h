@@ -16,9 +16,11 @@
 
 /* VXLAN (RFC 7348). The tier's own VNI is used only between edges and replicas; no tenant may have it. */
 #define CANAL_VXLAN_PORT 4789
+/* Any reserved number of 24 bits would do; this one spells CANAL as far as hexadecimal digits can. */
 #define CANAL_TIER_VNI 0xCA0A1
 
-/* Address of a service inside the tier: 240.0.0.0/8 + service ID, and fdca:a1:0:240::/96 + service ID. */
+/* Address of a service inside the tier: 240.0.0.0/8 + service ID, and fdca:a1:0:240::/96 + service ID. 240.0.0.0/4 is reserved (RFC
+ * 1112 4), so no tenant's pod has such an address. A /8 leaves the 24 bits of a service ID. */
 #define CANAL_SERVICE_NET4 0xF0000000u
 /* Addresses of the tier's own hosts, from which replicas dial endpoints: 250.0.0.0/8, and fdca:a1:0:250::/96 + that IPv4 address. */
 #define CANAL_TIER_NET4 0xFA000000u
@@ -26,11 +28,12 @@
 #define CANAL_SERVICE_NET6 0xFDCA00A100000240ull
 #define CANAL_TIER_NET6 0xFDCA00A100000250ull
 
-/* MAC of every replica's tunnel device, and MAC of every edge in its tenants' overlays. */
+/* MAC of every replica's tunnel device, and MAC of every edge in its tenants' overlays. Both are locally administered (bit 0x02 of
+ * the first byte), so no manufacturer assigns them. */
 #define CANAL_REPLICA_MAC {0x02, 0xca, 0x0a, 0x01, 0x00, 0x01}
 #define CANAL_EDGE_MAC {0x02, 0xca, 0x0a, 0x01, 0x00, 0x02}
 
-/* HBONE's port; every other TCP port of a service address is plain. */
+/* HBONE's port (Istio's number); every other TCP port of a service address is plain. */
 #define CANAL_HBONE_PORT 15008
 #define CANAL_DNS_PORT 53
 
@@ -45,6 +48,10 @@
 #define CANAL_STAMP_SKIPPED 0x400000u /* a member was skipped because it was not up */
 #define CANAL_STAMP_LAST 0x800000u    /* the chain is walked once more, including skipped members */
 
+/* Map sizes. A table has 2,056 bytes, so 16,384 services take 33 MiB. Addresses: four for each service. Prefixes: eight tenants with
+ * 8,192 nodes (NODES_PER_TENANT_MAX of the compiler's limits). Replicas: the number 0 ends a chain, so 4,095 can be registered.
+ * Throttles: two for each service. Nobody measured these values. The agents omit what does not fit, by name, and divide each map
+ * among the tenants. */
 #define CANAL_SERVICES_MAX 16384
 #define CANAL_REPLICAS_MAX 4096
 #define CANAL_ADDRESSES_MAX 65536
@@ -161,6 +168,7 @@ struct canal_redirector_settings {
 #define CANAL_LISTENER_HBONE4 0
 #define CANAL_LISTENER_PLAIN4 1
 #define CANAL_LISTENER_DNS4 2
+/* The size of the map, of which three are used. */
 #define CANAL_LISTENERS 8
 
 /* Maps canal_sessions_outer and canal_sessions_inner (underlay session table): hash without LRU; times in ns. */
@@ -178,6 +186,8 @@ struct canal_session {
 	__u64 last_ns;
 	__u64 packets;
 };
+/* Sessions of one link that are counted, at most. An entry has 68 bytes of key and value: 34 MiB for each of the two maps. Beyond it
+ * sessions pass and are counted as not counted; nobody measured this value. */
 #define CANAL_SESSIONS_MAX 524288
 
 /* Counters: per-CPU arrays canal_edge_counts and canal_redirector_counts, __u64 each. */

@@ -30,6 +30,7 @@
 /* Bytes that are read, at most: both IP headers with all options, the ICMP header between them, and the ports. */
 #define FRAME_READ (FRAME_INNER_IP + 60 + 8 + 60 + 20)
 
+/* Flags of TCP (RFC 9293 3.1). */
 #define FRAME_FIN 0x01
 #define FRAME_SYN 0x02
 #define FRAME_RST 0x04
@@ -91,6 +92,7 @@ struct sk_buff___canal {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 extern void *bpf_cast_to_kern_ctx(void *) __ksym;
+/* CHECKSUM_PARTIAL of the kernel (linux/skbuff.h). */
 #define FRAME_CHECKSUM_PARTIAL 3
 
 /* Returns the offset of the header with the pending checksum; 0: none. A tunnel's packet may have it outside or inside, and the two need

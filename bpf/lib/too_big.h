@@ -6,8 +6,8 @@
 
 #include "lib/flow.h"
 
-/* Bytes of the packet that the error quotes: an IPv4 header with all options and 8 bytes (RFC 792); an IPv6 header and the whole header
- * of TCP. */
+/* Bytes of the packet that the error quotes: an IPv4 header with all options and 8 bytes (RFC 792); an IPv6 header and the whole
+ * header of TCP. 60 + 8 bytes for IPv4; 40 + 20, and 8 of the options of TCP, for IPv6. */
 #define SHOWN 68
 
 /* MTU that every IPv6 link supports (RFC 8200 5). */

@@ -631,6 +631,7 @@ fn preferences_of_a_tenant() {
 #[test]
 fn comparisons_of_offload_preferences() {
     // Each preference is compared with each of the pods.
+    // With 2,000, the limit allows 500 preferences, fewer than the limit on their number.
     const PODS: usize = 2000;
     let mut pods = String::new();
     for at in 0..PODS {
@@ -700,4 +701,39 @@ fn parts_of_traffic_priorities() {
     let (ir, errors) = asserting(ASSERTING_PRINCIPALS_MAX + 1);
     assert_eq!(count(&ir), ASSERTING_PRINCIPALS_MAX);
     assert!(errors.len() == 1 && errors[0].contains("principals, more than"));
+}
+
+#[test]
+fn comparisons_of_delegations() {
+    // Each rule costs 1,000 times 1,000 comparisons, and 2,000 copies of matches.
+    const MATCHES: usize = 1000;
+    let rules = DELEGATION_COMPARISONS_PER_TENANT_MAX / (MATCHES * MATCHES + 2 * MATCHES);
+    let virtual_service = |name: &str, spec: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n---\n"
+        )
+    };
+    let matches = |path: &str| list(MATCHES, |at| format!("{{uri: {{prefix: /{path}{at}}}}}"));
+    let leaf = format!(
+        "http: [{{match: [{}], route: [{{destination: {{host: web}}}}]}}]",
+        matches("leaf")
+    );
+    let root = |count| {
+        let rule = format!("{{match: [{}], delegate: {{name: leaf}}}}", matches("root"));
+        format!("hosts: [web], http: [{}]", list(count, |_| rule.clone()))
+    };
+    let compile = |count| {
+        preferences(&(virtual_service("leaf", &leaf) + &virtual_service("root", &root(count))))
+    };
+    let (_, errors) = compile(rules);
+    assert_eq!(errors, [""; 0], "at the limit");
+    let (ir, errors) = compile(rules + 1);
+    assert!(
+        errors.len() == 1 && errors[0].contains("comparisons of matches"),
+        "{errors:?}"
+    );
+    assert!(
+        ir.contains("refuse"),
+        "the rule beyond the limit refuses: {ir}"
+    );
 }

@@ -16,22 +16,32 @@ pub const RULES_MAX: usize = 512;
 /// Maximum number of alternatives in a rule's `from`, and in its `to` (Istio's own limit).
 pub const ALTERNATIVES_MAX: usize = 512;
 /// Maximum number of clauses that must hold together.
+/// Nobody measured this value.
 pub const CLAUSES_MAX: usize = 64;
 /// Maximum number of values in a list (a clause's matches, audiences, ports).
+/// Each is compared with a request. Nobody measured this value.
 pub const VALUES_MAX: usize = 1024;
 /// Maximum size of one value, name or prefix.
+/// A text in a route may have as many (`TEXT_BYTES_MAX` of the compiler).
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Maximum number of names in the path of a claim.
+/// Nobody measured this value; claims of issuers are nested a few levels.
 pub const CLAIM_DEPTH_MAX: usize = 16;
 /// Maximum number of issuers in a RequestAuthentication.
+/// As many key sets of a tenant are fetched (`JWKS_URIS_MAX`), so that each rule can have its own.
 pub const JWT_RULES_MAX: usize = 64;
 /// Maximum size of a JWT key set.
+/// As large as the largest set that the controller fetches (`JWKS_BYTES_MAX`).
 pub const KEYS_BYTES_MAX: usize = 256 << 10;
 /// Maximum size of the reason why an object is broken; a longer text is truncated.
+/// The controller writes at most 200 characters, which have at most 800 bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 /// Longest timeout that an [`Authorizer`] may have.
+/// A request waits for it, and counts in the tenant's share of requests. Nobody measured this
+/// value.
 pub const AUTHORIZER_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of bytes of a request body that an [`Authorizer`] may receive.
+/// Each body counts twice in `gatewayBodyBytes`, so 2,048 of the largest fit into its 256 MiB.
 pub const AUTHORIZER_BODY_BYTES_MAX: u32 = 64 << 10;
 
 /// Identifies one policy object of a tenant; unique among objects of its kind. Written

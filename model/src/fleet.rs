@@ -95,14 +95,19 @@ pub struct ShardingRules {
 
 impl ShardingRules {
     /// Maximum number of backends of a service.
+    /// A set of backends then fits into 128 bits, with 16 for each (`canal_planner`).
     pub const BACKENDS_PER_SERVICE_MAX: usize = 8;
 }
 
 impl Default for ShardingRules {
     fn default() -> Self {
         ShardingRules {
+            // The loss of one backend leaves another at home.
             home: 2,
+            // The loss of the home AZ leaves one elsewhere.
             away: 1,
+            // If the head and one of these are lost at once, new sessions still find a replica.
+            // Nobody measured longer chains, which cost packets more hops.
             standby: 2,
         }
     }

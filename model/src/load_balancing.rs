@@ -5,8 +5,11 @@
 use std::collections::BTreeMap;
 
 /// Maximum number of [`PortLoadBalancer`]s of one service.
+/// These are four for each of 256 ports (`PORTS_PER_SERVICE_MAX`). Nobody measured this value.
 pub const LOAD_BALANCERS_PER_SERVICE_MAX: usize = 1024;
 /// Maximum number of entries of the hash tables of one service, over its ports and subsets.
+/// With 10 bytes for an entry of a ring they take 5 MiB in a gateway. They are 512 rings, or 7
+/// Maglev tables, of default size.
 pub const HASH_ENTRIES_PER_SERVICE_MAX: u32 = 524_288;
 /// Minimum size of a ring that asks for none (Envoy's default).
 pub const RING_SIZE_DEFAULT: u32 = 1024;

@@ -609,6 +609,8 @@ pub struct RouteMirror {
     pub fraction: RequestFraction,
     /// True if the host of a copy ends with `-shadow`, as Envoy's does, which Istio configures.
     pub shadows_host: bool,
+    /// Position of the backend whose requests are copied; `None` means those of all backends.
+    pub backend: Option<u16>,
 }
 
 /// A host to match, lower case, without port.

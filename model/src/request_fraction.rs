@@ -10,6 +10,7 @@ pub struct RequestFraction(u32);
 impl RequestFraction {
     pub const ALL: Self = Self(Self::MILLION);
     pub const NONE: Self = Self(0);
+    /// Envoy's `FractionalPercent` has no finer denominator.
     const MILLION: u32 = 1_000_000;
 
     /// Returns the fraction of this many millionths; `None` if there are more than a million.

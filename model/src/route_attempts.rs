@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 /// Most retries of one request.
+/// Nobody measured this value; under load the retry budget ends them earlier.
 pub const RETRIES_MAX: u32 = 32;
 
 /// Timeouts and retries of the requests that a rule sends to endpoints.

@@ -152,6 +152,12 @@ macro_rules! share_kinds {
     };
 }
 
+// Default shares are chosen, and nobody measured them. With 25 %, three tenants can have all of
+// their shares at once and a fourth a third of it (docs/design/0007-fairness.md). One tenant may
+// have more where it alone is often busy: connections and requests of a gateway, streams of its
+// nodes. It has less where permits last long (certificates, series) or many tenants are served at
+// once (key servers: an eighth). A node belongs to one tenant, so that its buffers have 100 %.
+// Stored state has amounts: a percentage would change with the provider's flags.
 share_kinds! {
     tenants {
         GatewayConnections, "gatewayConnections", "gateway_connections", "connections", Share::Percent(50),

@@ -9,6 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 
 /// VNI of the traffic between edges and replicas; no tenant may have it.
+/// Its digits resemble the name; any other number would do.
 pub const TIER_VNI: u32 = 0xCA0A1;
 /// Namespace and name of the tier's own service, which every tenant has. It receives CONNECTs to
 /// pod addresses, and DNS.

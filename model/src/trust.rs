@@ -10,16 +10,24 @@ use crate::identity::Identity;
 use crate::ids::{NodeName, ObjectName, ReplicaName, ServiceKey, TenantName, TrustDomain};
 
 /// Maximum number of roots in a bundle.
+/// A file of roots has at most 8 (`FILE_CERTIFICATES_MAX` of `canal_ca`), and a rotation needs the
+/// old ones and the new ones.
 pub const ROOTS_MAX: usize = 16;
 /// Maximum number of revocation lists in a bundle.
+/// As many as there may be roots ([`ROOTS_MAX`]).
 pub const REVOKED_MAX: usize = 16;
 /// Maximum number of blocked identities of a trust domain.
+/// As many as revoked certificates at the controller. Every data plane that trusts the domain holds
+/// them.
 pub const BLOCKED_IDENTITIES_MAX: usize = 10_000;
 /// Maximum size of one PEM text: a list of about 100,000 revoked certificates.
+/// A list of one own trust domain has at most 10,000; an external CA may have more.
 pub const PEM_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of addresses of a key server.
+/// Nobody measured this value.
 pub const KEY_SERVER_ADDRESSES_MAX: usize = 16;
 /// Maximum number of identities in an entitlement; the pods of a node have far fewer.
+/// A full node has 1,000 pods.
 pub const IDENTITIES_MAX: usize = 4096;
 
 /// The trust bundle (SPIFFE) of a trust domain, as one tenant's data planes receive it. Named

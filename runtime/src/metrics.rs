@@ -38,12 +38,17 @@ pub use scrape::{SCRAPE_TIMEOUT, SCRAPES_MAX, Scrape};
 /// Default maximum of label sets in a family. In a family with the label `tenant`, tenants share it
 /// (`metricSeries` of a Tenant's shares). Label sets beyond a share are counted under `other` of
 /// the tenant. In other families, label sets beyond the maximum are counted under `other`.
+/// It bounds the memory of the process and the text of a scrape. Nobody measured another value.
 pub const SERIES_MAX: usize = 10_000;
 /// A tenant's series without a change for this long ends at the next scrape, and starts at 0 when
 /// it is used again.
+/// Twelve times the 5 minutes that Prometheus looks back, so that most pauses of a tenant's traffic
+/// do not reset its series. Nobody measured this value.
 pub const SERIES_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Interval at which owners of cached handles must look them up again; otherwise their series never
 /// end. See [`MetricsShard::generation`].
+/// A twelfth of [`SERIES_IDLE_TIMEOUT`]: cached handles delay the end of a series by that much at
+/// most, and looking up again costs nothing that matters.
 const GENERATION_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum number of bounds of a histogram. With its sum and its overflow bucket it must fit into
 /// one page of cells.

@@ -19,9 +19,11 @@ use crate::answer::{self, SampleResponse, query};
 use crate::pod::PodName;
 use canal_byte_pattern::{Checker, PatternBody};
 
-/// Maximum size of a body, in bytes: 16 GiB.
+/// Maximum size of a body, in bytes: 16 GiB. It only refuses a mistyped size; the bytes are
+/// produced while they are sent.
 const SIZE_MAX: u64 = 16 << 30;
-/// Maximum delay of an answer.
+/// Maximum delay of an answer. As long as a gateway waits for an endpoint by default, so that this
+/// timeout can be tested.
 const DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// Answers one request and adds the pod's headers.

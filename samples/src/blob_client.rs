@@ -20,7 +20,8 @@ use crate::answer::{self, SampleBody};
 use crate::load::connection::{Dialed, Protocol, dial};
 use canal_byte_pattern::{Checker, PatternBody};
 
-/// Interval at which a paused body checks for the file that pauses it.
+/// Interval at which a paused body checks for the file that pauses it. Short against the seconds
+/// for which tests pause a body.
 const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Direction and check of the transfer.

@@ -14,9 +14,11 @@ use tokio::net::TcpStream;
 use crate::load::RequestSchedule;
 use crate::load::tally::{LoadTally, RequestOutcome};
 
-/// Maximum number of connections at once.
+/// Maximum number of connections at once. Below the 28,232 ephemeral ports of one address (Linux's
+/// default), so that a failure is the mesh's.
 const AT_ONCE_MAX: usize = 10_000;
-/// Bytes of the exchange in each direction.
+/// Bytes of the exchange in each direction. Small enough for one segment, so that the time is that
+/// of the connection.
 const MESSAGE_BYTES: usize = 64;
 
 /// Number, rate and timing of the connections.

@@ -23,7 +23,8 @@ use crate::proto::echo_server::{Echo, EchoServer};
 use crate::proto::{EchoReply, EchoRequest, EchoSummary};
 use canal_byte_pattern::hex;
 
-/// Maximum size of a message in both directions, in bytes.
+/// Maximum size of a message in both directions, in bytes. Far above gRPC's default of 4 MiB, so
+/// that no test of a large message fails here.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of answers that wait for the client of one stream. It is small, so that
 /// back-pressure reaches the sender.

@@ -28,9 +28,10 @@ use serde_json::{Value, json};
 
 use crate::answer::{self, SampleResponse};
 
-/// Maximum size of the claims in a request.
+/// Maximum size of the claims in a request. Four times the longest token that a gateway accepts (16
+/// KiB), so that tests can make one that is too long.
 const CLAIMS_BYTES_MAX: usize = 64 << 10;
-/// Lifetime of tokens without `exp`, in seconds.
+/// Lifetime of tokens without `exp`, in seconds. Longer than any test.
 const LIFE: u64 = 3600;
 
 /// Port, issuer name and initial keys.

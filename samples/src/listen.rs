@@ -19,12 +19,14 @@ use tokio::sync::watch;
 
 use crate::answer::{self, SampleResponse};
 
-/// Length of the kernel's queue of pending connections.
+/// Length of the kernel's queue of pending connections. Linux's default of `net.core.somaxconn`,
+/// which caps it.
 const BACKLOG: i32 = 4096;
-/// Time that open connections get to finish after a stop signal.
+/// Time that open connections get to finish after a stop signal. Short, because tests wait for it;
+/// far below the 35 s after which a world kills a process.
 const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a failed accept (for example without free file descriptors), so that the loop does
-/// not spin.
+/// not spin. Any pause that a person does not notice will do.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens a listener on `[::]:port` that also accepts IPv4 (v4-mapped). Port 0 selects a free one.

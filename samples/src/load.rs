@@ -24,9 +24,11 @@ use crate::listen::stopped;
 use connection::{DialError, Dialed, Protocol, dial};
 use tally::{LoadTally, RequestOutcome};
 
-/// Maximum number of connections of a run.
+/// Maximum number of connections of a run. Below the 28,232 ephemeral ports of one address (Linux's
+/// default), so that a failure is the mesh's.
 const CONNECTIONS_MAX: usize = 10_000;
-/// Duration of runs without --count and --duration.
+/// Duration of runs without --count and --duration. Long enough to read a rate, short enough to
+/// wait for.
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Target, amount and rate of the load.

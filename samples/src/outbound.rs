@@ -22,7 +22,7 @@ pub const PASSED_ON: [&str; 6] = [
     "end-user",
     "user-agent",
 ];
-/// Timeout of a whole call.
+/// Timeout of a whole call. A person who runs the sample waits no longer for a page.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of an answer. The answers of other samples are small, so a larger one is an error.
 const ANSWER_BYTES_MAX: usize = 1 << 20;

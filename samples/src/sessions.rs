@@ -16,11 +16,13 @@ use tokio::time::Instant;
 
 use crate::listen::stopped;
 
-/// Maximum number of sessions of a run.
+/// Maximum number of sessions of a run. Sessions are spread over several targets: one has 28,232
+/// source ports (Linux's default).
 const SESSIONS_MAX: usize = 200_000;
-/// Bytes of one exchange in each direction.
+/// Bytes of one exchange in each direction. Small enough for one segment.
 const MESSAGE_BYTES: usize = 32;
-/// Maximum number of breaks that the report describes individually.
+/// Maximum number of breaks that the report describes individually. They are for a person who reads
+/// the report; the number of all breaks is in it too.
 const BREAKS_REPORTED_MAX: usize = 50;
 /// Pause before a broken session is opened again: long enough not to spin, too short to hide a gap.
 const PAUSE: Duration = Duration::from_millis(20);

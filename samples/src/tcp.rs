@@ -32,7 +32,8 @@ pub enum TcpServerMode {
 
 /// Text that a [`TcpServerMode::Greet`] server sends.
 pub const BANNER: &[u8] = b"canal tcp sample\n";
-/// Maximum length of the line that [`TcpServerMode::Source`] reads, in bytes.
+/// Maximum length of the line that [`TcpServerMode::Source`] reads, in bytes. A 64-bit number has
+/// 20 digits.
 const LINE_BYTES_MAX: usize = 32;
 
 /// A mode and a port, written `mode=port`.
@@ -67,6 +68,7 @@ pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::
                 Ok((stream, peer)) => { tokio::spawn(attend(stream, peer, mode, stop.clone())); }
                 Err(problem) => {
                     eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
+                    // The process is out of files: a pause keeps the loop from spinning.
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             },

@@ -195,6 +195,7 @@ async fn stall(
     let mut sent = 0;
     while sent < args.size {
         let piece = fill(0, sent, CHUNK_BYTES);
+        // A write that takes a second is blocked: all buffers are full.
         match tokio::time::timeout(Duration::from_secs(1), writer.write(&piece)).await {
             Ok(written) => sent += written.context("send")? as u64,
             Err(_) => {

@@ -18,7 +18,8 @@ use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Maximum size of an answer, which is a page.
+/// Maximum size of an answer, which is a page. It only keeps the client's memory small if the
+/// server never stops.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// Server to connect to, and the TLS settings.

@@ -14,7 +14,8 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use crate::answer::{self, SampleResponse};
 use crate::pod::PodName;
 
-/// Maximum size of a message that is echoed, in bytes.
+/// Maximum size of a message that is echoed, in bytes. The default of the library, so that this
+/// server refuses nothing that others accept.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the limits of client and server.

@@ -275,9 +275,12 @@ func patience(except features.FeatureName) config.TimeoutConfig {
 		&limits.UDPRouteMustHaveCondition, &limits.RouteMustHaveParents, &limits.NamespacesMustBeReady,
 		&limits.LatestObservedGenerationSet,
 	} {
+		// The suite's own limits are up to minutes, for clusters that start machines. Nobody measured this
+		// value.
 		*limit = 20 * time.Second
 	}
 	if except == features.SupportGateway {
+		// One success could be of an endpoint that a change has not reached yet.
 		limits.RequiredConsecutiveSuccesses = 20
 		limits.MaxTimeToConsistency = 20 * time.Second
 	}

@@ -19,7 +19,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// streamTimeout bounds the wait for the streams that a client of the exec server must open.
+// streamTimeout bounds the wait for the streams that a client of the exec server must open. It only ends
+// a hang.
 const streamTimeout = 60 * time.Second
 
 // execServer has the two endpoints of a Kubernetes API server that the suite calls over HTTP. One runs

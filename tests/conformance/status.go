@@ -17,7 +17,7 @@ const (
 	// controllerName is that of Canal's GatewayClasses.
 	controllerName = "canal.mesh/gateway"
 	// statusAge is how long an answer of Canal's about conditions is used. Addresses change without
-	// a change of an object, so that it is short.
+	// a change of an object, so that it is short; the suite asks many times in a row.
 	statusAge = 300 * time.Millisecond
 )
 

@@ -120,6 +120,7 @@ func (t *topology) addPods(object *unstructured.Unstructured) error {
 		}
 		port, _ := strconv.Atoi(cmp.Or(pod.Env["TCP_PORT"], "3000"))
 		if strings.Contains(spec.Containers[0].Image, "/echo-advanced:") {
+			// That image's default, which `--port` replaces.
 			port = 8080
 			pod.Command[1] = "advanced"
 			pod.Command = append(pod.Command, spec.Containers[0].Args...)
@@ -194,7 +195,8 @@ func (t *topology) write(world string) (string, error) {
 			{"name": "gw-1", "az": "az1", "backend": "b1"}, {"name": "gw-2", "az": "az1", "backend": "b1"},
 		},
 		"tenants": []object{{
-			"name":           "clients",
+			"name": "clients",
+			// Any VNI that the other tenant does not have.
 			"vni":            700,
 			"trustDomain":    "clients.example",
 			"podCidrs":       []string{"198.18.0.0/17", "2001:db8:18::/64"},
@@ -229,6 +231,7 @@ func readObjects(manifest string) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	var objects []*unstructured.Unstructured
+	// So many bytes are looked at to tell YAML from JSON.
 	decoder := yamlutil.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {
 		object := &unstructured.Unstructured{}

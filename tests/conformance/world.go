@@ -20,9 +20,11 @@ import (
 )
 
 const (
-	// readyTimeout bounds the wait until every process of the world is ready.
+	// readyTimeout bounds the wait until every process of the world is ready. It is that of `canal up`
+	// for building a world (UP_WITHIN in world/src/world.rs); nobody measured it.
 	readyTimeout = 120 * time.Second
-	// readTimeout bounds the wait until the controller has read a file.
+	// readTimeout bounds the wait until the controller has read a file. The controller watches the
+	// files, so only a fault takes as long.
 	readTimeout = 10 * time.Second
 )
 
@@ -63,6 +65,7 @@ func startWorld(canal, name, file string) (*world, error) {
 		case <-deadline:
 			w.stop()
 			return nil, fmt.Errorf("the world is not ready after %s", readyTimeout)
+		// An interval of polling: each look starts a process.
 		case <-time.After(200 * time.Millisecond):
 		}
 		if hosts, err := w.hosts(); err == nil && allReady(hosts) {

@@ -11,11 +11,15 @@ pub use canal_model::tier::{TIER_SERVICE, TIER_VNI, reserved};
 /// Port of the tenant's DNS at the tier's own service.
 pub const DNS_PORT: u16 = 53;
 /// First UDP source port of aggregated tunnels.
+/// With the 25,000 that an edge's `--tunnels` allows at most, the last port is 64,999. Otherwise
+/// the number is arbitrary.
 pub const TUNNEL_PORT: u16 = 40_000;
 
 /// Maximum number of source ports, and so tunnels, from an edge to one replica.
+/// These are 10 for each of 64 cores.
 pub const TUNNELS_MAX: usize = 640;
 /// Maximum number of concurrent session queries of all operators.
+/// Each makes every replica search its sockets, for up to 2 s. Nobody measured this value.
 pub const SESSION_QUERIES_MAX: usize = 16;
 
 const SERVICE_NET4: u32 = 0xF000_0000;

@@ -14,13 +14,14 @@ use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
 use crate::topology::{Component, PodTemplate, TenantTopology, Topology, TopologyKeyLocation};
 
 /// Maximum length of a world's name, which is part of cgroup and namespace names and of the paths
-/// of sockets.
+/// of sockets. A socket's path has 108 bytes at most (unix(7)).
 pub(crate) const WORLD_NAME_MAX: usize = 20;
 /// Maximum length of an AZ's name, which is part of interface names (`x` + name, at most 15 bytes).
 const AZ_NAME_MAX: usize = 10;
 /// Maximum length of a DNS label (RFC 1035 §2.3.4).
 const NAME_MAX: usize = 63;
-/// Maximum number of hosts of one world. It bounds what `up` tries to build.
+/// Maximum number of hosts of one world. It bounds what `up` tries to build. Nobody measured how
+/// many a machine can carry.
 pub(crate) const HOSTS_MAX: usize = 2_000;
 
 /// A mistake without its position: description and fix.
@@ -297,6 +298,7 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
                 "give it another name",
             );
         }
+        // The VNI separates the tenants' packets.
         if let Some(first) = vnis.insert(tenant.vni, tenant.spots.vni.line) {
             findings.add(
                 tenant.spots.vni,
@@ -304,6 +306,7 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
                 "choose another vni",
             );
         }
+        // The trust domain of an identity names its tenant.
         if let Some(first) =
             domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line)
         {
@@ -349,7 +352,8 @@ fn overlap(left: &IpNet, right: &IpNet) -> bool {
     left.contains(&right.network()) || right.contains(&left.network())
 }
 
-/// Maximum number of edges in one AZ, the same as the controller's.
+/// Maximum number of edges in one AZ: the controller (`EDGES_MAX` of `control/fleet/src/report.rs`)
+/// refuses the reports of further ones, so such a world would never be ready.
 const EDGES_MAX: usize = 16;
 
 /// Checks the requirements of a tier world, and that other worlds have no settings of tier worlds.
@@ -393,6 +397,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
             }
             (None, false) => {}
         }
+        // Packets reach a gateway only through an edge of its AZ.
         if topology.is_tier() && !edges.contains_key(gateway.az.as_str()) {
             let what = format!("AZ {:?} has gateways and no edge", gateway.az);
             findings.add(
@@ -413,6 +418,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
 fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
     let name = &tenant.name;
     if !topology.is_tier() {
+        // Each setting that would be ignored is a mistake, because its author expects an effect.
         if tenant.gateway_cidrs.is_some() {
             findings.add(
                 tenant.spots.gateways,

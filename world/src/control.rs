@@ -14,7 +14,7 @@ use crate::process_supervisor::ProcessStatus;
 use crate::topology::PodTemplate;
 
 /// Maximum length of a request or response; longer ones are refused. The largest world's status is
-/// far below.
+/// far below. Nobody measured the value; 2,000 hosts at 8 KiB each would fit.
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
 /// Timeout for a response: longer than the longest request, because a process has 35 s to end.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);

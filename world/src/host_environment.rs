@@ -19,18 +19,21 @@ use crate::topology::{
     Check, Component, PodTemplate, ProcessTemplate, Readiness, Restart, TenantTopology, Topology,
 };
 
-/// Port of the controller's gRPC services.
+/// Port of the controller's gRPC services. Istio's number of istiod.
 pub const CONTROLLER_PORT: u16 = 15012;
-/// Port of the readiness endpoint of nodes and gateways.
+/// Port of the readiness endpoint of nodes and gateways. Istio's number for health checks.
 pub const READINESS_PORT: u16 = 15021;
-/// Port on which a key server accepts requests.
+/// Port on which a key server accepts requests. Any port will do; it is next to the controller's.
 pub const KEYS_PORT: u16 = 15013;
-/// Port on the pod's loopback address on which a node proxy serves the SPIFFE Workload API.
+/// Port on the pod's loopback address on which a node proxy serves the SPIFFE Workload API. The
+/// node proxy's `PORT` of its Workload API.
 const WORKLOAD_API_PORT: u16 = 15010;
-/// Port inside the pod on which a node proxy accepts the pod's captured connections.
+/// Port inside the pod on which a node proxy accepts the pod's captured connections. Istio's
+/// number.
 pub const CAPTURE_PORT: u16 = 15001;
 
-/// Period of a relay's readiness probe, in milliseconds. A relay that listens keeps listening.
+/// Period of a relay's readiness probe, in milliseconds. A relay that listens keeps listening. So
+/// one check in ten seconds is enough.
 const RELAY_PERIOD_MS: u64 = 10_000;
 
 /// Everything that a process on a host needs.

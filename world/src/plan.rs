@@ -19,9 +19,11 @@ use crate::topology::{
     Component, LinkRate, Links, NodeTopology, PodTemplate, TenantTopology, Topology, Vswitch,
 };
 
-/// Underlay of the nodes: one /16 per AZ.
+/// Underlay of the nodes: one /16 per AZ. A /13 has eight, of which the first, 10.200, belongs to
+/// no AZ.
 pub const NODES_UNDERLAY: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 200, 0, 0), 13);
-/// Addresses of the provider's hosts: one /16 per AZ.
+/// Addresses of the provider's hosts: one /16 per AZ. It is the tier's network of hosts
+/// (`TIER_NET4` of `canal-abi`), which is in class E, so that it is in no tenant's range.
 pub const PROVIDERS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(250, 0, 0, 0), 8);
 /// Maximum number of AZs: [`NODES_UNDERLAY`] contains 10.201 to 10.207.
 pub const AZS_MAX: usize = 7;

@@ -15,7 +15,8 @@ use crate::host_environment::HostEnvironment;
 use crate::launch;
 use crate::topology::{Check, Readiness};
 
-/// Maximum length of a status line; a longer one is a failure.
+/// Maximum length of a status line; a longer one is a failure. "HTTP/1.1 503 Service Unavailable"
+/// has 32 bytes.
 const STATUS_LINE_MAX: usize = 256;
 
 /// Returns whether the check succeeds now. Takes at most [`Readiness::TIMEOUT_MS`].

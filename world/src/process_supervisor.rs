@@ -20,18 +20,24 @@ use crate::host_environment::{HostEnvironment, ManagedProcess, StartCondition};
 use crate::topology::Restart;
 use crate::{cgroup, launch, listeners, probe, sys};
 
-/// Pause before a restart: it doubles from `PAUSE_MIN` to `PAUSE_MAX`.
+/// Pause before a restart: it doubles from `PAUSE_MIN` to `PAUSE_MAX`. The first is short, because
+/// tests wait for a killed process; the longest keeps a process that never starts from using the
+/// CPU.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// A process that ran this long is restarted with the shortest pause.
+/// A process that ran this long is restarted with the shortest pause. Twice the longest pause.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(10);
-/// Time that a process gets to end after SIGTERM: longer than data planes drain by default.
+/// Time that a process gets to end after SIGTERM: longer than data planes drain by default. That is
+/// 30 s (`--drain-seconds`), and 2 s for tasks after it.
 const GRACE: Duration = Duration::from_secs(35);
-/// Interval between two checks of an unmet start condition.
+/// Interval between two checks of an unmet start condition. Nobody measured the value; each start
+/// condition adds half of it on average to the start of a world.
 const CONDITION_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// First interval after a failed probe. It doubles with each failure, up to the probe's period.
+/// First interval after a failed probe. It doubles with each failure, up to the probe's period. A
+/// process is ready some tens of milliseconds after its start.
 const RETRY_MIN: Duration = Duration::from_millis(20);
-/// Failed probes in a row that make a ready host unready.
+/// Failed probes in a row that make a ready host unready. One may be a machine that is busy, and a
+/// readiness that flaps confuses tests.
 const FAILURES_TO_UNREADY: u32 = 2;
 
 /// Phase of a host's process.

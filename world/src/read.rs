@@ -188,6 +188,7 @@ fn links(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Links> {
 fn link_mtu(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<u32> {
     let expected = "a number of bytes from 1280 to 9000";
     let mtu: u32 = fields.parsed("mtu", expected, findings)?;
+    // 9,000 is the usual MTU of jumbo frames; the relay's buffers have room for 9,100.
     if !(1280..=9000).contains(&mtu) {
         findings.add(
             fields.spot_of("mtu"),
@@ -392,6 +393,7 @@ fn readiness(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Readine
         return None;
     }
     let period_ms = period.unwrap_or(Readiness::PERIOD_MS_DEFAULT);
+    // A shorter period would be only load, a longer one a mistyped number.
     if !(10..=60_000).contains(&period_ms) {
         findings.add(
             spot,
@@ -763,6 +765,7 @@ fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> 
     };
     let nodes_spot = fields.spot_of(nodes_name);
     let replicas = fields.parsed("replicas", COUNT, findings).unwrap_or(1);
+    // Half of a world's hosts (`HOSTS_MAX`); it only refuses a mistyped number.
     if !(1..=1000).contains(&replicas) {
         findings.add(
             fields.spot_of("replicas"),

@@ -28,19 +28,22 @@ use queue::{DelayQueue, FrameVerdict, LINK_QUEUE_BYTES_MAX};
 pub(crate) const DEVICES: [&str; 2] = ["end-a", "end-b"];
 /// Path of the relay's socket, relative to its working directory.
 pub(crate) const SOCKET: &str = "link.sock";
-/// A relay that does not answer within this time hangs.
+/// A relay that does not answer within this time hangs. It answers between two frames; nobody
+/// measured how long a busy machine needs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between two readings of the kernel's drop counter while a direction has no frames.
+/// Interval between two readings of the kernel's drop counter while a direction has no frames. The
+/// counter is only shown to people.
 const REST: Duration = Duration::from_millis(500);
 /// Maximum interval between two reads of the socket while frames are queued. No new frame can be
 /// due before a queued one, and the kernel timestamps each arrival. So this interval delays no
 /// frame, and one read returns many of them.
 const COLLECT: Duration = Duration::from_millis(1);
 /// A frame that waited for the relay longer than this is late. Shorter waits are subtracted from
-/// the delay.
+/// the delay. Without a limit, a relay that stood still for long would send frames without any
+/// delay.
 const AGE_MAX: Duration = Duration::from_secs(1);
 /// Scheduling priority before the machine's other processes, so that their load does not show as
-/// delay of the link.
+/// delay of the link. Half of the way to the highest, -20.
 const NICENESS: i32 = -10;
 /// Bytes of the offload header before a frame (`struct virtio_net_hdr`).
 const OFFLOAD_HEADER_BYTES: u64 = 10;

@@ -23,13 +23,17 @@ use crate::state::{WorldLock, WorldPaths, WorldRecord, read_json, write_whole};
 use crate::supervisor_state::SupervisorState;
 use crate::{garbage_collect, launch};
 
-/// Size above which a host's log is truncated. One previous part is preserved.
+/// Size above which a host's log is truncated. One previous part is preserved. A world with 100
+/// hosts needs 1.6 GiB at most.
 const LOG_BYTES_MAX: u64 = 8 << 20;
-/// Attempts to take the world down; each gives processes 10 s to end.
+/// Attempts to take the world down; each gives processes 10 s to end. A minute together; what is
+/// left after it, `canal world gc` removes.
 const CLEAR_ATTEMPTS: u32 = 6;
-/// Interval between two checks of the log sizes.
+/// Interval between two checks of the log sizes. A log grows beyond its limit by what is written in
+/// a second.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// Readiness changes within this time are written together.
+/// Readiness changes within this time are written together. Nobody notices it; without it a world
+/// of 100 pods would write the file 100 times at its start.
 const REGISTRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// First line on the supervisor's standard output.
@@ -222,6 +226,7 @@ fn keep_registry(stage: &SupervisorState) {
     loop {
         let mut statuses = stage.statuses.lock();
         while SupervisorState::registry_state(&statuses) == written {
+            // A change wakes it at once, so any long time will do.
             statuses = stage.statuses.wait(statuses, Duration::from_secs(3600));
         }
         drop(statuses);

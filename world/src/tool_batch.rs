@@ -20,7 +20,7 @@ use crate::vswitch;
 /// Lowest priority of a route, so that "unreachable" applies when nothing else matches.
 const LAST: &str = "metric 4278198272";
 /// Routing table with the underlay's routes on nodes. Only packets that the node itself sends use
-/// it.
+/// it. Any number that no other table of the node has.
 const UNDERLAY_TABLE: u32 = 100;
 
 /// nftables table with the counters of refused packets: on nodes those of pods, on gateways those

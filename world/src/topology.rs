@@ -111,11 +111,12 @@ pub struct ImpairedLinks {
 
 impl Links {
     /// Bytes by which the underlay's MTU exceeds the overlay's. VXLAN over IPv4 needs 50, and
-    /// nothing may be fragmented.
+    /// nothing may be fragmented. The rest is room for an IPv6 underlay's 20 bytes more.
     pub const UNDERLAY_EXTRA: u32 = 100;
-    /// Default overlay MTU, in bytes.
+    /// Default overlay MTU, in bytes. Ethernet's.
     pub const MTU_DEFAULT: u32 = 1500;
-    /// Default seed of losses and jitter.
+    /// Default seed of losses and jitter. Any number would do: a world without a seed behaves the
+    /// same each time.
     pub const SEED_DEFAULT: u64 = 1;
 
     /// MTU of every underlay link, in bytes.
@@ -229,9 +230,9 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Default period of a probe, in milliseconds.
+    /// Default period of a probe, in milliseconds. Tests of readiness name shorter ones.
     pub const PERIOD_MS_DEFAULT: u64 = 1_000;
-    /// Timeout of a probe, in milliseconds.
+    /// Timeout of a probe, in milliseconds. A lost SYN is repeated once within it, after 1 s.
     pub const TIMEOUT_MS: u64 = 2_000;
 }
 

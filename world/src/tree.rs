@@ -9,7 +9,8 @@ use canal_yaml::tree::{Position, YamlKey, YamlNode, YamlValue};
 
 use crate::problem::{FilePosition, TopologyProblem, TopologyProblems};
 
-/// Maximum size of a topology file, in bytes. A topology is written by a person.
+/// Maximum size of a topology file, in bytes. A topology is written by a person. Hosts of 500 bytes
+/// each fill it with as many as a world may have (2,000).
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 
 impl From<Position> for FilePosition {

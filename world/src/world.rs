@@ -30,9 +30,12 @@ use crate::{cgroup, launch, net, state, sys};
 
 /// Timeout for building a world: the largest one on a busy machine needs less.
 const UP_WITHIN: Duration = Duration::from_secs(120);
-/// Timeout for a supervisor that takes its world down; after it the supervisor is killed.
+/// Timeout for a supervisor that takes its world down; after it the supervisor is killed. Nobody
+/// measured the value. Processes that do not end are killed, so a supervisor that needs longer
+/// hangs.
 const DOWN_WITHIN: Duration = Duration::from_secs(30);
-/// Interval between two checks of an awaited condition.
+/// Interval between two checks of an awaited condition. Nobody measured the value; a test waits
+/// half of it too long on average.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Options for bringing a world up.
@@ -232,6 +235,7 @@ impl World {
         let limit = if answered {
             DOWN_WITHIN
         } else {
+            // No supervisor answers, so only a moment is given to one that ends by itself.
             Duration::from_secs(1)
         };
         let requested_at = Instant::now();

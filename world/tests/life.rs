@@ -7,7 +7,7 @@ use crate::scene::{SMOKE, becomes, client_output, dial, run, vanishes, world};
 use canal_timing::deadline;
 use canal_world::{PodTemplate, ProcessPhase, Signal, World};
 
-/// Maximum time of an event on a quiet machine.
+/// Maximum time of an event on a quiet machine. In the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn phase(world: &World, host: &str) -> ProcessPhase {

@@ -11,7 +11,7 @@ use crate::scene::{client_output, dial, dial_in_vain, vanishes};
 use canal_timing::deadline;
 use canal_world::{ProcessPhase, RefusedPackets, Signal, Topology, World};
 
-/// Maximum time of an event on a quiet machine.
+/// Maximum time of an event on a quiet machine. In the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Reads the tier topology and replaces the mesh's programs by `sleep`.

@@ -8,6 +8,7 @@ use anyhow::Context;
 
 /// The commit after which the rules apply.
 const FIRST: &str = "6dc33429c8fcce60b39d78ce36ea26a6d7fbcfeb";
+/// Maximum columns of a subject, which `git log --oneline` then shows in 80 with the hash.
 const SUBJECT_COLUMNS_MAX: usize = 72;
 /// Verbs whose imperative ends like a participle or a third person.
 const IMPERATIVES: [&str; 18] = [

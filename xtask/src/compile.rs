@@ -14,9 +14,12 @@ use crate::report::RunClock;
 /// Time limit of a build; a cold build takes about ten minutes.
 const LIMIT: &str = "60m";
 /// Interval between two lines of progress.
+/// Shorter than the minute or more after which a silent build looks like one that hangs.
 const PROGRESS: Duration = Duration::from_secs(30);
 /// Maximum number of compiler errors that are shown, or of cargo's own lines if there is no error.
+/// Later errors mostly follow from the first, and the log has all.
 const ERRORS_MAX: usize = 3;
+/// Maximum number of cargo's own lines that are kept. They are its last, which name the cause.
 const WORDS_MAX: usize = 20;
 
 /// The programs, warnings and errors of one build.

@@ -104,15 +104,15 @@ fn find_cycle(mut all: Imports) -> Option<Vec<String>> {
     {
         all.remove(&end);
     }
-    let mut road = vec![all.keys().next()?.clone()];
+    let mut path = vec![all.keys().next()?.clone()];
     loop {
         let next = all
-            .get(road.last()?)?
+            .get(path.last()?)?
             .keys()
             .find(|m| all.contains_key(*m))?;
-        match road.iter().position(|m| m == next) {
-            Some(from) => return Some(road.split_off(from)),
-            None => road.push(next.clone()),
+        match path.iter().position(|m| m == next) {
+            Some(from) => return Some(path.split_off(from)),
+            None => path.push(next.clone()),
         }
     }
 }

@@ -8,6 +8,8 @@ use syn::{Attribute, Expr, Lit, Meta, Visibility};
 
 use crate::tree::SourceTree;
 
+/// Minimum number of words of a public doc comment: shorter ones are not sentences with a subject,
+/// a verb and an object.
 const WORDS_MIN: usize = 5;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {

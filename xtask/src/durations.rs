@@ -10,10 +10,16 @@ use serde_json::Value;
 /// File with the seconds of each job, kept from run to run.
 const FILE: &str = "target/test-durations.json";
 /// The time limit of a job is this multiple of its last duration, within the bounds below.
+/// Ten leaves room for a machine that others use too.
 const LIMIT_FACTOR: u32 = 10;
+/// Minimum time limit. A short job that meets a busy machine must not be killed. Nobody measured
+/// this value.
 const LIMIT_MIN: Duration = Duration::from_secs(600);
+/// Maximum time limit, because a job that hangs delays the end of the run.
 const LIMIT_MAX: Duration = Duration::from_secs(900);
 /// Expected seconds of a job that never ran.
+/// Most jobs are shorter than ten seconds. The order of jobs is all that it changes, because the
+/// least time limit is far above.
 const UNKNOWN: u64 = 5;
 
 /// Key of the build in the table of durations.

@@ -12,11 +12,13 @@ pub(crate) const E2E_SUITE: &str = "e2e";
 /// because it only computes.
 pub(crate) const WAITS: usize = 1;
 /// Parts that every other program needs, also one that ran never before.
+/// With two parts for each core, one of these runs on each core.
 pub(crate) const WORKS: usize = 2;
 /// Minimum number of parts of a machine, which otherwise has two for each core and one more. With
 /// six on two cores, the worlds' programs stood still for longer than the attempt timeouts of the
 /// mesh.
 const PARTS_MIN: usize = 5;
+/// Parts for each core: one job that takes two ([`WORKS`]) keeps a core busy.
 const PARTS_PER_CORE: usize = 2;
 
 /// Programs that mostly wait.

@@ -85,7 +85,7 @@ const ORDER: [(&str, &[&str]); 14] = [
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring
 /// these are refused.
-const PURE: [(&str, &[&str]); 8] = [
+const PURE: [(&str, &[&str]); 9] = [
     (
         "canal-model",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
@@ -105,6 +105,10 @@ const PURE: [(&str, &[&str]); 8] = [
     ),
     (
         "canal-scope",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
+    (
+        "canal-security-policies",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
     ),
     ("canal-h1", &["tokio", "rand", "socket2", "hyper", "tonic"]),

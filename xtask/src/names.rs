@@ -15,6 +15,7 @@ const MIRRORS: &str = "model/src/policy/";
 /// binary.
 const SHARED_NAMES: [&str; 2] = ["Inner", "Flags"];
 /// Maximum number of repeated type names per thousand, private ones included.
+/// The number was chosen; `tidy` prints the present share.
 const REPEATED_PER_MILLE_MAX: usize = 20;
 /// Words that no file, folder, type, function or field may have as its whole name: participles and
 /// everyday objects, which do not describe a concept. Local variables and enum variants are free.

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::count::{Count, read_line};
 
 /// Limits on the repeated part of one panic: lines, and characters per line.
+/// The log has the whole text.
 const LINES_MAX: usize = 10;
+/// An assertion that prints two large values must not fill the report.
 const CHARS_MAX: usize = 400;
 /// Prefix of a line that reports a time, a rate or a loss (`canal_timing::LINE`).
 pub(crate) const TIMED: &str = "TIMED\t";

@@ -15,10 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 const WAITS_FOR_LOCK: &str = "WAITS FOR LOCK";
 const HAS_LOCK: &str = "HAS LOCK";
 /// Maximum wait for such a lock, because its holder may hang.
+/// Above the duration of a whole run, in which other jobs may have the lock in turn.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(3_600);
 /// Interval at which a process is polled.
+/// Jobs take seconds, so that it adds nothing that matters.
 const POLL: Duration = Duration::from_millis(50);
 /// Time in which the child processes of an ended process must clean up and end.
+/// They remove their worlds meanwhile. Nobody measured this value.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Time limits of a process and of its child processes.

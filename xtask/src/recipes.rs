@@ -7,8 +7,10 @@ use crate::tree::SourceTree;
 const FOLDER: &str = "docs/how-to/";
 /// Maximum number of steps of a recipe. A change that needs more steps needs a better module
 /// boundary.
+/// The number was chosen.
 const STEPS_MAX: usize = 8;
 /// Maximum number of characters of a step, which is one line.
+/// It was chosen: two lines of 80 columns in a terminal.
 const STEP_CHARS_MAX: usize = 160;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {

@@ -20,6 +20,7 @@ use crate::verdict::{JobResult, decide_result};
 
 /// Maximum number of lines of a failed check that are shown immediately. Output of failed tests is
 /// shown at the end of the run.
+/// About one screen. The log has the whole output.
 const SHOWN_MAX: usize = 60;
 
 /// Settings that all jobs of a run share.

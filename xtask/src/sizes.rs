@@ -6,6 +6,7 @@ use crate::tree::SourceTree;
 
 /// Maximum number of lines of code in the `src` of a crate. A larger crate has more than one
 /// subject.
+/// The number was chosen.
 const CRATE_LINES_MAX: usize = 12_500;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {

@@ -15,8 +15,10 @@ use crate::host;
 use crate::tree::SourceTree;
 
 /// Maximum minutes of a part, so that a part and its build fit into one session.
+/// The hour was chosen.
 const MINUTES_MAX: u64 = 60;
 /// Lines of a part's output in its report. The last lines have the totals.
+/// About one screen.
 const LINES_MAX: usize = 60;
 /// Variable set for every part: tests that `make test` shortens run in full.
 const WHOLE: &str = "CANAL_SOAK";

@@ -8,7 +8,9 @@ use syn::visit::Visit;
 
 use crate::tree::SourceTree;
 
+/// Maximum lines of a file, which a reader can still survey. The number was chosen.
 const FILE_LINES_MAX: usize = 1_000;
+/// Maximum lines of a function, a screen and a half. The number was chosen.
 const FUNCTION_LINES_MAX: usize = 90;
 /// Path prefixes under which `unsafe` is allowed. All other crates forbid it.
 const UNSAFE_PATHS: [&str; 5] = [

@@ -5,10 +5,15 @@
 use std::time::{Duration, Instant};
 
 /// Interval between two measurements of idle time.
+/// Long beside the 10 ms of a tick of /proc/stat, so that the share is exact, and short beside a
+/// job.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// Minimum share of idle time for which one more job fits.
+/// On two cores it is 0.44 of a core, about what a job that mostly waits needs (`WAITS`: half a
+/// core or less).
 const IDLE_MIN: f64 = 0.22;
 /// Parts that are added after each interval with enough idle time.
+/// One job that works takes two (`WORKS`).
 const STEP: usize = 2;
 
 /// Parts of the machine beyond its capacity.

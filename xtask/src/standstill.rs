@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 /// Interval between two reads of the clock.
+/// A tenth of the stall that voids a try ([`STALL_MAX`]).
 const TICK: Duration = Duration::from_millis(10);
 /// The lowest real-time priority. The kernel prefers it to every process of a test, in any session
 /// or cgroup. A nice value is not enough: it orders only the tasks of one session or cgroup
@@ -17,7 +18,10 @@ const TICK: Duration = Duration::from_millis(10);
 const REAL_TIME: &str = "1";
 /// Longest stall of a core, and largest share of stolen time, with which a try counts. Beyond them
 /// the try is void.
+/// docs/testing.md states both limits. Nobody measured others.
 const STALL_MAX: Duration = Duration::from_millis(100);
+/// Maximum time that the host took away, in percent of the try.
+/// docs/testing.md states it. Nobody measured another value.
 const STEAL_PERCENT_MAX: f64 = 2.0;
 
 /// Disturbance of the machine during a try.

@@ -34,15 +34,20 @@ const BUILD: [&str; 9] = [
     "--color=never",
 ];
 /// Duration of a cold build on two cores.
+/// It only serves the display of progress.
 const BUILD_EXPECTED: Duration = Duration::from_secs(1_600);
 const LOGS: &str = "target/timing-logs";
 /// The environment variable that selects the tier, and its value with which figures are reported
 /// and not asserted (`canal_timing`).
 const TIER: (&str, &str) = ("CANAL_TIMING", "report");
+/// Tries of each test. Four of five may decide, so that one bad moment of the machine does not
+/// (docs/testing.md).
 const TRIES: usize = 5;
 /// Time limit of one try.
+/// As long as the longest job of the gate may take (`LIMIT_MAX`).
 const TRY_MAX: Duration = Duration::from_secs(900);
 /// Exit status if the machine was too busy for a verdict.
+/// It differs from 1, which means that a bound does not hold, and from 2, a wrong command.
 const NO_VERDICT: u8 = 3;
 
 /// A test, and the job that runs its program.

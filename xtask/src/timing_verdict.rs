@@ -10,6 +10,7 @@ const OUTLIER_FACTOR: f64 = 3.0;
 /// docs/testing.md states it.
 const TRIES_PER_NO: usize = 5;
 /// Maximum number of void tries of a test. With more, the test is undecided on this machine.
+/// As many as the tries that must count, so that at most every second try is void.
 pub(crate) const VOID_MAX: usize = 5;
 /// Name of the figure that every test has: it passed, or it did not.
 const PASSES: &str = "the test passes";

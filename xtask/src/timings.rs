@@ -14,6 +14,7 @@ use crate::report::{COMPILED, Report};
 const PAGE: &str = "target/cargo-timings/cargo-timing.html";
 const UNITS: &str = "const UNIT_DATA = ";
 /// A crate of the workspace that compiled faster has no row of its own.
+/// The table then has the crates that are worth an improvement.
 const ROW_MIN: Duration = Duration::from_secs(1);
 
 /// One run of the compiler, or of a build script.

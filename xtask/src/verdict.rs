@@ -11,13 +11,18 @@ use crate::programs::{self, CargoMessage};
 use crate::tiers::TimedTests;
 
 /// Lines of a check's output that a failure repeats.
+/// They are the last ones, which name the cause; the log has the whole output.
 const TEXT_LINES_MAX: usize = 30;
 /// Names of tests that one failure lists.
+/// The log has all of them.
 const NAMES_MAX: usize = 5;
 /// With this many failed jobs in the first pass, there is no second pass: the change is the cause,
 /// not a busy machine.
+/// The number was chosen (docs/testing.md).
 pub(crate) const FIRST_FAILURES_MAX: usize = 5;
 /// Maximum number of unstable jobs; with more, the run fails.
+/// More suggest a defect of the change and not of the machine. The number was chosen
+/// (docs/testing.md).
 pub(crate) const UNSTABLE_MAX: usize = 2;
 
 /// A failure with its job, its test and its reason.

@@ -49,6 +49,7 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     infra_dir: PathBuf,
     /// Lifetime of workload certificates, e.g. 24h, 90m, 60s.
+    // istiod's default, and the maximum (`LIFETIME_SECONDS_MAX`).
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
     svid_ttl: u64,
     /// Directory with a directory per trust domain with an external CA: cert-chain.pem, key.pem,
@@ -219,6 +220,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Parses the interval between two fetches from another server.
 fn refresh(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
+    // A key that its issuer has withdrawn is trusted for a day at most.
     if (1..=24 * 3600).contains(&seconds) {
         Ok(Duration::from_secs(seconds))
     } else {

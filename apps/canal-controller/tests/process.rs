@@ -537,6 +537,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
         .is_empty()
     {
         assert!(Instant::now() < until, "files no longer come into force");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -169,11 +169,13 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     // For control work only: packets never leave the kernel, and probes have a thread of their own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Two, so that one that is busy does not stop the others' timers.
         .worker_threads(2)
         .enable_all()
         .build()
         .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(canal_edge_agent::run(config, level))?;
+    // Only tasks that block a thread are left, such as a DNS lookup. They must not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {
         ExitCode::SUCCESS

@@ -274,6 +274,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
     edge.kill();
     assert_eq!(m.ns.program(), second, "killed: still there");
     assert_eq!(
+        // The fixture's table is that of service 5, and has version 3.
         maps(&m).tables().get(&5).unwrap().map(|t| t.version),
         Some(3)
     );

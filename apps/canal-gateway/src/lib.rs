@@ -30,6 +30,8 @@ pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
     let config = flags.config();
     // For control work only; traffic runs on the workers' own threads.
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Traffic has threads of its own. Two, so that one that is busy does not stop the others'
+        // timers.
         .worker_threads(2)
         .enable_all()
         // These threads read the configuration that the gateway's workers free.
@@ -37,6 +39,7 @@ pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
         .build()
         .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(process::run(config, level))?;
+    // Only tasks that block a thread are left, such as a DNS lookup. They must not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {
         ExitCode::SUCCESS

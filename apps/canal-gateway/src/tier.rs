@@ -19,6 +19,8 @@ use canal_southbound_client::controller_client::ControllerEndpoint;
 use canal_southbound_client::{RefusedResource, ResourceState, Update};
 
 /// Interval between two readiness checks of a replica that is not ready yet.
+/// A quarter of the interval between an edge's probes (200 ms), so that a ready replica is not late
+/// by a probe.
 const READY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Settings of a replica of the tier.

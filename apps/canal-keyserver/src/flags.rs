@@ -87,6 +87,7 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "info")]
     pub(crate) log: String,
     /// How long handshakes may continue after SIGTERM, in seconds.
+    // A handshake ends after 10 s at most.
     #[arg(long, default_value_t = 10)]
     drain_seconds: u64,
     /// Start even if the kernel does not allow locking memory. For tests only: keys may then be

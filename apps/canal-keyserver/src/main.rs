@@ -31,6 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     canal_runtime::raise_file_limit(0);
     // The runtime serves channels and control work; cryptography has its own threads.
+    // Nobody measured more than four threads; they only read and write frames.
     let threads = sys::cores().len().clamp(1, 4);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
@@ -38,6 +39,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .build()
         .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(process::run(flags.config(), level))?;
+    // Only tasks that block a thread are left, such as a DNS lookup. They must not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {
         ExitCode::SUCCESS

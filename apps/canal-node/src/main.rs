@@ -91,6 +91,7 @@ struct Flags {
     #[arg(long, default_value = "info")]
     log: String,
     /// How long open connections may continue after SIGTERM, in seconds.
+    // As Kubernetes' default `terminationGracePeriodSeconds`.
     #[arg(long, default_value_t = 30)]
     drain_seconds: u64,
     /// Authorize plaintext connections from this node's own processes to pods' probe ports like all
@@ -178,11 +179,13 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     // For control work only; traffic runs on the workers' own threads.
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Two, so that one that is busy does not stop the others' timers.
         .worker_threads(2)
         .enable_all()
         .build()
         .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(canal_node_proxy::run(config, level))?;
+    // Only tasks that block a thread are left, such as a DNS lookup. They must not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {
         ExitCode::SUCCESS

@@ -87,6 +87,7 @@ struct NodeMachine {
 /// What no event tells the node, a scan finds every 2 s, a tenth of it.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of one answer on a quiet machine.
+/// An answer takes milliseconds; it is far below [`STEP_TIMEOUT`], so that one that hangs is named.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 impl NodeMachine {

@@ -24,8 +24,11 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::running_world::{self, RunningWorld};
 
 /// Timeout for a connection to the controller.
+/// Nobody measured this value; it allows for two lost SYNs, which Linux repeats after 1 s and 3 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a call: the largest apply compiles for a few seconds.
+/// Nobody measured this value; it has to exceed that by far, because a busy controller lets tenants
+/// wait in turn.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The mesh of a verb. Without any of these options it is the only world that is up.

@@ -24,10 +24,14 @@ pub(crate) enum AdminPage {
     Metrics,
 }
 
+/// The default port of `--metrics-addr`, which Istio uses too.
 const METRICS_PORT: u16 = 15020;
 /// Maximum size of an answer that is read completely.
+/// It only bounds the memory that a broken answer can take. Through the controller, a dump has at
+/// most 32 MiB.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Timeout for the head of an answer.
+/// Nobody measured this value; it ends a wait for a data plane that hangs.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends GET for `path`, and returns the response, whose body can be streamed.

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     // A wrong command line ends here, with code 2.
     let typed = Canal::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
+        // The program mostly waits. Two, so that one that is busy does not stop the other's timers.
         .worker_threads(2)
         .enable_all()
         .build()

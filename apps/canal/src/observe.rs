@@ -12,6 +12,7 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::signals::StopSignal;
 
 /// Maximum bytes of complete answers, over all data planes.
+/// A data plane's has at most 32 MiB, so eight of the largest fit (docs/operations/limits.md).
 const ANSWERS_BYTES_MAX: usize = 256 << 20;
 
 /// An observation that is in progress.

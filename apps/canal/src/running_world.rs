@@ -18,6 +18,8 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 /// Name of the controller in every world.
 pub(crate) const CONTROLLER: &str = "controller";
 /// Timeout for a TCP connection inside a host.
+/// The hosts are on this machine, so that only one that is short of CPU needs more than
+/// milliseconds.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Kinds of hosts that verbs select.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use canal_timing::deadline;
 
 /// Maximum time of a step on a quiet machine.
+/// `canal up` waits as long by default.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const PARTS: [&str; 5] = [
     "canal-controller",

@@ -15,8 +15,10 @@ use canal_model::plan::Plan;
 
 #[derive(clap::Args)]
 pub(crate) struct ScaleArgs {
+    // As many services as an edge's maps hold (16,384), rounded down.
     #[arg(long, default_value_t = 16_000)]
     services: u32,
+    // The number was chosen; figure 19 uses the same.
     #[arg(long, default_value_t = 40)]
     backends: u32,
     /// Replicas of each backend.
@@ -25,6 +27,7 @@ pub(crate) struct ScaleArgs {
 }
 
 /// The AZs of the figure.
+/// The fewest with which services have backends away from home.
 const AZS: u32 = 2;
 /// Number of times that a plan is made. The quickest counts, because others use the machine too.
 const REPETITIONS: usize = 3;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use crate::tier::{TierSize, overlap};
 
 /// Number of services in the picture.
+/// The number was chosen; the figures beside the picture are of all services.
 const SHOWN: usize = 12;
 
 pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {

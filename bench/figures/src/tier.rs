@@ -12,8 +12,10 @@ use canal_model::plan::{Plan, UnmetConstraint};
 /// Size of the tier, and its sharding rules.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TierSize {
+    // Enough that pairs of services share backends by chance, and few enough to compare all pairs.
     #[arg(long, default_value_t = 1000)]
     pub(crate) services: u32,
+    // The number was chosen.
     #[arg(long, default_value_t = 40)]
     pub(crate) backends: u32,
     /// Number of AZs, at most 7.

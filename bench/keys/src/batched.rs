@@ -38,6 +38,7 @@ pub(crate) struct BatchedFlags {
 }
 
 /// Numbers of concurrent sessions, below and above eight.
+/// Seven and eight show the step: a batch of eight lanes waits for its eighth operation.
 const CONCURRENCY: [usize; 8] = [1, 2, 4, 7, 8, 16, 32, 64];
 /// AWS-LC's setting that hides AVX-512 IFMA alone: bit 21 of EBX of CPUID's leaf 7.
 const WITHOUT_IFMA: &str = ":~0x200000";

@@ -10,9 +10,13 @@ use anyhow::Context;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Bytes that a handshake sends in each direction, roughly.
+/// A ClientHello and the client's flight with its certificate have about as many.
 const BYTES: usize = 1300;
 /// Time until a response: a signature and a key exchange.
+/// It only has to be long enough that the requester sleeps meanwhile.
 const WORK: Duration = Duration::from_micros(200);
+/// Exchanges before the measured ones, so that caches and the scheduler have settled. Nobody
+/// measured fewer.
 const WARM: u32 = 1_000;
 const SCHEDSTAT: &str = "/proc/thread-self/schedstat";
 

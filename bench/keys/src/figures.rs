@@ -41,12 +41,18 @@ impl Flags {
     }
 }
 
+/// Numbers of concurrent flows in figures 12 and 25: powers of two, on both sides of the eight of a
+/// batch.
 pub(crate) const CONCURRENCY: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Shares of a core in figure 27 (the paper: whole cores).
+/// On two cores only a small share makes the capped process the bottleneck.
 pub(crate) const SHARES: [f64; 4] = [0.05, 0.10, 0.15, 0.20];
 /// Flows per second in figure 23, where nothing is capped.
+/// They only have to be below the maximum of the slowest mode, so that no queue grows. Nobody
+/// measured other rates.
 pub(crate) const RATES: [f64; 3] = [50.0, 150.0, 300.0];
 /// Load in figure 28, as a fraction of the maximum of `none`.
+/// Latency rises most near the maximum, so more points are there.
 pub(crate) const LOADS: [f64; 4] = [0.3, 0.6, 0.8, 0.9];
 
 /// A row of a figure: the cells that differ only in algorithm and mode.
@@ -170,6 +176,7 @@ fn measure(
         // One concurrency for all shares, so that only the share differs.
         cells.add(
             FigureRow::Share(at),
+            // 32 flows at once keep a whole core busy, so that any share is used up.
             run(ConnectPace::Concurrency(32), Some(share), false)?,
         );
     }

@@ -10,8 +10,10 @@ pub(crate) struct Flags {
     algorithm: CertificateAlgorithm,
     #[arg(long, value_enum, default_value_t = AsymmetricMode::Remote)]
     mode: AsymmetricMode,
+    // As many as the lanes of a batch, where batches wait for nothing.
     #[arg(long, default_value_t = 8)]
     concurrency: usize,
+    // The default of the load itself.
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
     /// Share of a core for the node proxy; a whole core by default

@@ -17,9 +17,11 @@ use crate::scene::{AsymmetricMode, CertificateAlgorithm, KeyBenchWorld, Network}
 pub(crate) struct ProfileFlags {
     #[arg(long, value_enum, default_value_t = CertificateAlgorithm::Ecdsa)]
     algorithm: CertificateAlgorithm,
+    // One flow at a time, so that no thread waits for another flow's work.
     #[arg(long, default_value_t = 1)]
     concurrency: usize,
     /// Seconds of load for each mode and round
+    // 25,000 samples of a busy thread.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Number of worlds in which each mode is measured, in turn
@@ -36,8 +38,10 @@ pub(crate) struct ProfileFlags {
 /// A prime number, so that samples do not fall in step with periodic timers.
 const SAMPLES_PER_SECOND: &str = "4999";
 /// Exchanges per round, for the cost of an exchange.
+/// At about 200 µs each they take less than a second.
 const EXCHANGES: u32 = 3_000;
 /// Requests of a handshake to a key server.
+/// The first begins the handshake, and the second brings the client's flight.
 const REQUESTS_PER_HANDSHAKE: f64 = 2.0;
 
 /// Activity of a sampled thread.

@@ -15,6 +15,7 @@ use crate::limits::{self, CpuCap};
 use crate::load::{self, ConnectPace, LoadRun};
 
 /// The whole world must serve within this time.
+/// `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 /// Hosts: the measured node proxy, the node of the load, the key server.
 const NODE: &str = "keys-n2";
@@ -23,7 +24,9 @@ const KEYS: &str = "ks-1";
 /// Identity of the load's pod, and name of the application's.
 const IDENTITY: &str = "spiffe://keys.example/ns/default/sa/load";
 const APP: &str = "keys/default/web-0";
+/// Port of the application in the world's file.
 const APP_PORT: u16 = 8080;
+/// `canal_wire::hbone::HBONE_PORT`.
 const HBONE_PORT: u16 = 15008;
 /// AWS-LC's setting that hides features of the processor: everything in CPUID's leaf 7.
 pub(crate) const MASK: (&str, &str) = ("OPENSSL_ia32cap", ":0");
@@ -162,6 +165,7 @@ impl KeyBenchWorld {
         let started = Instant::now();
         let once = LoadRun {
             pace: ConnectPace::Concurrency(1),
+            // Enough for one flow.
             seconds: 0.2,
             share: None,
             handshakes: false,
@@ -174,6 +178,7 @@ impl KeyBenchWorld {
                 problem if started.elapsed() > UP_WITHIN => {
                     bail!("no flow gets through: {problem:?}")
                 }
+                // As long as the try, so that the bench leaves the machine to the start.
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -351,6 +356,7 @@ fn identity(world: &World) -> anyhow::Result<PathBuf> {
         if started.elapsed() > UP_WITHIN {
             bail!("{} holds no certificate of {IDENTITY}", folder.display());
         }
+        // Short beside `UP_WITHIN`; a poll is one read of a folder.
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -32,9 +32,12 @@ pub(crate) struct ShareFlags {
 /// and 100 to 200 ms).
 const RESPONSE_TIMES_MS: [u32; 3] = [0, 45, 150];
 /// Requests of one client on one connection; the first is not counted.
+/// More would only lengthen the run, which takes 150 ms for each at the slowest.
 const REQUESTS: usize = 20;
+/// Time within which the world serves; `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 /// Time after which every identity has a key; keys are generated one after the other.
+/// Nobody measured this value.
 const KEYS_WITHIN: Duration = Duration::from_secs(3);
 const APP: &str = "keys/default/web-0";
 const CLIENT: &str = "keys/default/client-0";
@@ -96,7 +99,7 @@ fn measure(
 fn up(flags: &ShareFlags, mode: AsymmetricMode) -> anyhow::Result<(World, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut text = std::fs::read_to_string(here.join("road.yaml"))?
+    let mut text = std::fs::read_to_string(here.join("share.yaml"))?
         .replace(
             "PLACE",
             if mode == AsymmetricMode::Remote {
@@ -120,14 +123,14 @@ fn up(flags: &ShareFlags, mode: AsymmetricMode) -> anyhow::Result<(World, tempfi
             "      - {{name: client-{n}, node: keys-n1, serviceAccount: client-{n}, command: [sleep, infinity]}}"
         )?;
     }
-    let file = folder.path().join("road.yaml");
+    let file = folder.path().join("share.yaml");
     std::fs::write(&file, text)?;
     std::fs::copy(
         here.join("services.yaml"),
         folder.path().join("services.yaml"),
     )?;
     let topology =
-        Topology::load(&file).map_err(|problems| anyhow::anyhow!("road.yaml: {problems:?}"))?;
+        Topology::load(&file).map_err(|problems| anyhow::anyhow!("share.yaml: {problems:?}"))?;
     let bin = std::env::current_exe()?
         .parent()
         .context("a program has a folder")?
@@ -186,7 +189,7 @@ fn print(algorithm: CertificateAlgorithm, [local, remote]: &[[Times; RESPONSE_TI
         algorithm.name()
     );
     println!(
-        "| the application takes | alone | through the mesh | of it the road | first, local key | first, key server | of it the key server |\n|---|---|---|---|---|---|---|"
+        "| the application takes | alone | through the mesh | of it the path | first, local key | first, key server | of it the key server |\n|---|---|---|---|---|---|---|"
     );
     for (at, takes) in RESPONSE_TIMES_MS.into_iter().enumerate() {
         let both = |get: fn(&Times) -> &Vec<f64>| {

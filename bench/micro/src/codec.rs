@@ -9,6 +9,7 @@ use canal_h1::{
 
 use crate::BenchOperation;
 
+/// A request as wrk sends it.
 const SMALL_REQUEST: &[u8] =
     b"GET /productpage HTTP/1.1\r\nHost: productpage.bookinfo:9080\r\n\r\n";
 const SMALL_RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 21 Nov 2026 03:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: 23\r\nConnection: keep-alive\r\n\r\n";
@@ -16,6 +17,7 @@ const SMALL_RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate:
 const BROWSER_REQUEST: &[u8] = b"GET /productpage?u=normal&theme=dark HTTP/1.1\r\nHost: productpage.bookinfo.svc.cluster.local:9080\r\nConnection: keep-alive\r\nCache-Control: max-age=0\r\nsec-ch-ua: \"Chromium\";v=\"142\", \"Not_A Brand\";v=\"99\"\r\nsec-ch-ua-mobile: ?0\r\nsec-ch-ua-platform: \"Linux\"\r\nDNT: 1\r\nUpgrade-Insecure-Requests: 1\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36\r\nAccept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-User: ?1\r\nSec-Fetch-Dest: document\r\nReferer: http://productpage.bookinfo.svc.cluster.local:9080/\r\nAccept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-GB,en;q=0.9,de;q=0.8\r\nCookie: session=9f8b7c6d5e4f3a2b1c0d; theme=dark; consent=all\r\nX-Request-Id: 6f1c1a52-0d55-4b52-9d2b-6f3e1c1a5200\r\ntraceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\r\n";
 const BROWSER_RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: gunicorn\r\nDate: Sat, 21 Nov 2026 03:00:00 GMT\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 15066\r\nCache-Control: no-store, max-age=0\r\nVary: Cookie, Accept-Encoding\r\nSet-Cookie: session=9f8b7c6d5e4f3a2b1c0d; HttpOnly; Path=/; SameSite=Lax\r\nETag: \"5f2c-5a1b2c3d4e5f6\"\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: SAMEORIGIN\r\nReferrer-Policy: same-origin\r\nStrict-Transport-Security: max-age=31536000\r\n\r\n";
 
+/// Size of one chunk of the body, and their number: 16 KiB together, which is one TLS record.
 const CHUNK_BYTES: usize = 1024;
 const CHUNKS: usize = 16;
 
@@ -104,6 +106,7 @@ fn write_request(bytes: &'static [u8]) -> Box<dyn FnMut()> {
         head.parse(bytes, &MessageLimits::DEFAULT),
         Ok(Some(_))
     ));
+    // No head of this file is longer, so that the buffer never grows while it is measured.
     let (mut out, mut sent) = (OutHead::new(), Vec::with_capacity(4096));
     Box::new(move || {
         let view = head.view(black_box(bytes));

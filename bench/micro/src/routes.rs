@@ -86,6 +86,7 @@ pub const SETS: &[RuleSet] = &[
 ];
 
 /// Number of requests that lookups cycle through.
+/// More than the caches of a core hold, so that a lookup of a large set misses them.
 const REQUESTS: usize = 1 << 16;
 
 impl RuleSet {
@@ -224,6 +225,7 @@ pub(crate) fn operations() -> Vec<BenchOperation> {
         target_ns,
     };
     vec![
+        // The targets in nanoseconds are those of docs/performance.md.
         operation("route, 1 host x 1", Some(200.0), || lookups(&SETS[0])),
         operation("route, 1 host x 1k", Some(200.0), || lookups(&SETS[1])),
         operation("route, 1 host x 10k", Some(200.0), || lookups(&SETS[2])),
@@ -246,6 +248,7 @@ fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
     let count = set.hosts * set.paths;
     // A large odd step visits the rules in an order that no prefetcher predicts.
     let mut texts = Vec::new();
+    // Four for each rule of a small set, so that each is met by both halves of its paths.
     let requests: Vec<BenchRequest> = (0..REQUESTS.min(count * 4))
         .map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts))
         .collect();

@@ -27,12 +27,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
 /// Time between the last connection and the measured window.
+/// Nobody measured this value; it lets work of the handshakes end.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Maximum time of a visit of all services, and of the requests in progress at the end.
+/// It only ends a run that hangs.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time of the requests in progress at the end. They are not counted, so that it only
+/// bounds the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// Pause after a request that failed, so that a proxy that refuses does not get requests in a tight
 /// loop.
+/// A connection then sends at most 100 failing requests a second.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 
 /// Way in which a request is sent.
@@ -255,6 +260,7 @@ async fn connect(
         .await
         .context("TLS")?;
     let (client, connection) = h2::client::Builder::new()
+        // Above every body of the bench, so that flow control delays nothing.
         .initial_window_size(1 << 20)
         .initial_connection_window_size(16 << 20)
         .handshake(tls)

@@ -20,6 +20,7 @@ pub const TOKEN: &str = concat!(
 );
 
 /// Port on which a gateway reports whether it is ready.
+/// Ports of this bench begin at 18,081; each program has one of its own.
 pub const READINESS_PORT: u16 = 18_088;
 
 /// A folder with the programs of one build.
@@ -186,6 +187,7 @@ pub fn service(number: usize, prefixes: impl IntoIterator<Item = String>) -> Str
 pub fn service_address(number: usize) -> String {
     format!(
         "10.{}.{}.{}",
+        // 10.64.0.0 and above: no origin has such an address.
         64 + (number >> 16),
         (number >> 8) & 255,
         number & 255

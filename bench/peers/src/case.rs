@@ -2,8 +2,10 @@
 //! Nothing is started or measured here.
 
 /// Number of services in the cases that spread requests.
+/// The target of docs/performance.md is for as many.
 pub(crate) const SERVICES: usize = 10_000;
 /// Number of routes of each service.
+/// The target of docs/performance.md is for as many.
 pub(crate) const ROUTES: usize = 10;
 
 /// Kind of the requests to a proxy.

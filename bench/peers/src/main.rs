@@ -61,6 +61,7 @@ struct Flags {
 }
 
 /// Seconds of the load that determines a proxy's maximum.
+/// The result only scales the stated rates, so that a short load is enough.
 const CALIBRATION: u32 = 1;
 
 fn main() -> anyhow::Result<()> {
@@ -207,6 +208,7 @@ fn calibrate(
         slowest[at(row.case)] = slowest[at(row.case)].min(sample.per_second);
     }
     rows.iter_mut()
+        // At half of the slowest proxy's maximum, no proxy of the case has a queue.
         .for_each(|row| row.rate = rounded(slowest[at(row.case)] / 2.0));
     Ok(())
 }

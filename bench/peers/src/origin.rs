@@ -16,6 +16,7 @@ pub const fn address(tenant: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 99, tenant, 1)
 }
 
+/// A port that no proxy of this bench has.
 pub const PORT: u16 = 18_090;
 
 /// Starts the origin on the load's core.

@@ -13,6 +13,7 @@ use anyhow::Context;
 const START_MAX: Duration = Duration::from_secs(180);
 
 /// A program that used at most one clock tick in this time is idle.
+/// A tick is 10 ms, so that work beyond 3 % of a core counts as start-up work.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Core of the proxy under test; load and origin share the other.
@@ -64,6 +65,7 @@ impl PinnedProcess {
                 "{} does not listen on {address} after {START_MAX:?}",
                 argv[0]
             );
+            // Short beside `START_MAX`.
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(p)

@@ -27,6 +27,7 @@ const BODY: &[u8] = b"0123456789012345678901\n";
 /// One HTTP/1.1 response.
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 23\r\n\r\n0123456789012345678901\n";
 /// Maximum number of simultaneous streams on a connection.
+/// Above what any case has in progress on one connection, so that the origin never limits.
 const STREAMS_MAX: u32 = 1000;
 
 /// Serves until the process ends.
@@ -69,6 +70,7 @@ async fn connection(acceptor: &TlsAcceptor, stream: TcpStream) -> anyhow::Result
     stream.set_nodelay(true)?;
     let tls = acceptor.accept(stream).await.context("TLS")?;
     let mut h2 = h2::server::Builder::new()
+        // Above every body of the bench, so that flow control delays nothing.
         .initial_window_size(1 << 20)
         .initial_connection_window_size(16 << 20)
         .max_concurrent_streams(STREAMS_MAX)

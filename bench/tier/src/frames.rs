@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use canal_abi::tier::{EDGE_MAC, REPLICA_MAC, TIER_VNI, VXLAN_PORT};
 
 /// Port of the destination service.
+/// Any port will do.
 pub(crate) const PORT: u16 = 7000;
 
 /// Returns a client's datagram to a service with `length` bytes of content.

@@ -15,6 +15,7 @@ use crate::spread::RoundSpread;
 const CLIENT: &str = "hop/default/client-0";
 /// Port on which the gateways listen for the load balancer, without a tunnel.
 const PLAIN_PORT: u16 = 8099;
+/// Port on which the load balancer listens.
 const LB_PORT: u16 = 8098;
 pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;

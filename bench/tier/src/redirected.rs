@@ -25,10 +25,13 @@ const CLIENT: &str = "hop/default/client-0";
 const EDGE: &str = "edge-1";
 const REPLICAS: [&str; 3] = ["gw-1", "gw-2", "gw-3"];
 /// Number of redirections of each packet to the tier.
+/// A world has three replicas, so that a packet passes at most two others.
 const REDIRECTIONS: [usize; 3] = [0, 1, 2];
 /// One-way delays of each replica's link. `None`: the links have no relays.
+/// It makes round trips of 0.5 ms, as between hosts of one AZ.
 const LINKS: [Option<Duration>; 2] = [None, Some(Duration::from_micros(250))];
 /// Time during which connections are opened with tables that agree; then the tables change.
+/// All 16 connections of the load exist long before.
 const OPENING: Duration = Duration::from_secs(1);
 
 /// Rate and length of the load, and how often it runs.
@@ -93,10 +96,12 @@ pub(crate) fn run(size: &RedirectedSize, record: &FigureFile) -> anyhow::Result<
 }
 
 /// Tables that have not changed for this time are final.
+/// The agent checks its maps every 2 s, so that three checks found nothing to fix.
 const SETTLED_AFTER: Duration = Duration::from_secs(6);
 /// Two minutes of polls, which end a measurement whose tables never settle.
 const SETTLED_POLLS_MAX: usize = 20;
 /// Maximum time that a table fixed by the edge's agent is in force.
+/// Compared with the 2 s between the agent's checks, it is 0.5 %.
 const REWRITE_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum fraction of a load's time in which fixed tables may have been in force.
 /// The agent checks its maps every 2 s, so that they are fixed for about 0.5 % of the time.

@@ -12,12 +12,16 @@ use crate::record::FigureFile;
 use crate::scene::TierBenchWorld;
 
 /// Round trips of one measurement.
+/// The median of so many is stable. With the longest delay they take 40 s.
 const ROUND_TRIPS: &str = "1000";
 /// Delays of the link, in microseconds, whose precision is measured.
+/// None, those of a region, and that of a distant one.
 const DELAYS: [u64; 4] = [0, 500, 2_000, 20_000];
 /// Bytes of a bulk transfer.
+/// Large enough that the start of the transfer does not matter.
 const BULK: &str = "400000000";
 /// Offered rates of small frames, in frames per second.
+/// They go on both sides of what one core relays.
 const RATES: [u64; 7] = [20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000];
 
 pub(crate) fn run(seconds: u64, record: &FigureFile) -> anyhow::Result<()> {
@@ -118,6 +122,7 @@ fn small_frames(scene: &TierBenchWorld, to: &str, seconds: u64) -> anyhow::Resul
     println!("|---|---|---|---|");
     let _impaired = scene
         .world
+        // Any delay has the link carried by the relay; this is that of a region (`DELAYS`).
         .impair("late", Impairment::delay(Duration::from_micros(500)))?;
     let mut highest = 0.0_f64;
     // Offered rates rise until the relay cannot carry them.

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use canal_world::{Topology, World, WorldOptions, WorldPlan};
 
 /// The whole world must serve within this time.
+/// `canal up` waits as long by default.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct TierBenchWorld {
@@ -95,6 +96,7 @@ impl TierBenchWorld {
                 client_output if started.elapsed() > UP_WITHIN => {
                     bail!("{url} does not answer in {host}: {client_output:?}")
                 }
+                // Short beside `UP_WITHIN`.
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -116,6 +118,7 @@ impl TierBenchWorld {
                 None if started.elapsed() > UP_WITHIN => {
                     bail!("web.default has no address in {host}: {client_output:?}")
                 }
+                // Short beside `UP_WITHIN`.
                 None => std::thread::sleep(Duration::from_millis(200)),
             }
         }

@@ -16,6 +16,8 @@ use crate::scene::{TierBenchWorld, machine_us, number, programs};
 /// two messages of a session, so that each sends one.
 const SESSIONS_HELD: Duration = Duration::from_secs(40);
 /// Pause between two messages of a session.
+/// Less than [`SESSIONS_HELD`], so that each session sends one message while all are open. The number
+/// was chosen.
 const PAUSE_MS: &str = "30000";
 /// A session without a response for this long is broken. Both ends of all sessions run on this one
 /// machine, which may be late for seconds.
@@ -127,6 +129,7 @@ fn measure(
         &[
             &["sessions"],
             &*targets.iter().map(String::as_str).collect::<Vec<_>>(),
+            // A second of 40 sessions opens the tunnels and resolves the neighbours.
             &["-n", "40", "-d", "1"],
         ]
         .concat(),

@@ -15,15 +15,18 @@ use crate::bars::{Bar, Bound};
 #[derive(clap::Args)]
 pub(crate) struct ConnectionsSize {
     /// Connections per second of the steady load, over all clients
+    // 2.5 % above `RATE_MIN`, so that the target can be met although some starts are late.
     #[arg(long, default_value_t = 2_050)]
     rate: u32,
     /// Parts of the steady load
+    // With the 10 s below 60 s, as the target says.
     #[arg(long, default_value_t = 6)]
     parts: u32,
     /// Seconds of each part, and of each load at the highest rate
     #[arg(long, default_value_t = 10)]
     seconds: u32,
     /// Connections that each client has open at once at most
+    // 64 for 16 clients together.
     #[arg(long, default_value_t = 4)]
     at_once: u32,
 }

@@ -18,18 +18,22 @@ use crate::bars::{Bar, Bound};
 #[derive(clap::Args)]
 pub(crate) struct DirectSize {
     /// Connections of the client, each with one request at a time
+    // Nobody measured other numbers.
     #[arg(long, default_value_t = 64)]
     connections: u32,
     /// Requests per second of the load at a stated rate
+    // Below the maximum of each path, so that no queue grows.
     #[arg(long, default_value_t = 5_000)]
     rate: u32,
     /// Rounds, in each of which every path has each load once
+    // The median of five is little moved by one round in which the machine was busy.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Seconds of each load
     #[arg(long, default_value_t = 4)]
     seconds: u32,
     /// Bytes of each answer of the bulk load
+    // Large enough that the head and the start of the connection do not matter.
     #[arg(long, default_value_t = 16 << 20)]
     bulk_bytes: u64,
 }
@@ -37,6 +41,7 @@ pub(crate) struct DirectSize {
 /// Maximum CPU relative to a pair of HAProxy, and minimum bulk rate relative to no mesh.
 /// Both are the targets of docs/performance.md.
 const CPU_MAX: f64 = 0.85;
+/// A third of the rate without a mesh, which encrypts nothing.
 const BULK_MIN: f64 = 1.0 / 3.0;
 
 /// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (with HTTP/2

@@ -13,6 +13,8 @@ use crate::{Written, shorten};
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Maximum number of labels, expressions and values of one selector of namespaces.
+/// A comparison of a route with the listener costs as many steps, of the 16,000,000 that a tenant
+/// has (`COMPARISONS_PER_TENANT_MAX`). Nobody measured this value.
 pub const SELECTOR_PARTS_MAX: usize = 256;
 
 /// Maximum length of a label's name, with its prefix (as in Kubernetes), and of a value.

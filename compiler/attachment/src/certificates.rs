@@ -2,18 +2,22 @@
 //! them have a usable certificate.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use canal_model::certificate::ServingCertificate;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, SecretKey};
 use canal_model::ingress::{GatewayCertificates, ListenerFaultReason};
 use canal_model::limits::CERTIFICATES_PER_LISTENER_MAX;
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::listeners::{ListenerTls, SecretReference};
-use canal_model::policy::secret::{Secret, TLS_SECRET};
+use canal_model::policy::secret::{Secret, SecretProblem, TLS_SECRET};
 
 use crate::{DocumentReport, GROUP, Written, shorten};
 
 /// Maximum number of certificates of one tenant's listeners, counted once for each Gateway.
+/// These are two for each of 512 listeners of a Gateway. Nobody measured this value; gateways hold
+/// all of them, with their keys.
 pub const CERTIFICATES_PER_TENANT_MAX: usize = 1024;
 /// Maximum length of those certificates with their keys, in bytes of PEM.
 /// On average it leaves 8 KiB for each of the certificates above, chain and key included.
@@ -31,6 +35,27 @@ pub(crate) struct ReferenceProblem {
     pub(crate) reason: ListenerFaultReason,
     pub(crate) problem: String,
     pub(crate) fix: String,
+}
+
+/// The Secrets that a reference may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SecretTypes {
+    /// Those of type [`TLS_SECRET`], as Gateway API demands.
+    Tls,
+    /// Also those of no particular type, as Istio allows.
+    TlsOrGeneric,
+}
+
+impl SecretTypes {
+    /// Returns the certificate of a Secret, or what is wrong with it; `None` if the Secret is of
+    /// another type.
+    fn certificate_of(
+        self,
+        secret: &Secret,
+    ) -> Option<&Result<Arc<ServingCertificate>, SecretProblem>> {
+        let is_of_type = secret.is_tls() || self == Self::TlsOrGeneric;
+        secret.certificate.as_ref().filter(|_| is_of_type)
+    }
 }
 
 /// The Secrets of a tenant, and how many further certificates its listeners may have.
@@ -120,7 +145,7 @@ impl<'a> CertificateIndex<'a> {
         let mut named: Vec<SecretKey> = Vec::new();
         let mut first_fault = None;
         for (at, reference) in references.iter().enumerate() {
-            match self.find(kind, namespace, reference, certificates) {
+            match self.find((kind, namespace), reference, SecretTypes::Tls, certificates) {
                 // A certificate that is named twice is sent once.
                 Ok(key) if named.contains(&key) => {}
                 Ok(key) => named.push(key),
@@ -131,6 +156,7 @@ impl<'a> CertificateIndex<'a> {
             }
         }
         match first_fault {
+            // One usable certificate keeps the listener open.
             Some(fault) if named.is_empty() => Err(fault),
             _ => Ok(named),
         }
@@ -139,9 +165,9 @@ impl<'a> CertificateIndex<'a> {
     /// Returns the Secret that a reference names, whose certificate is then one of the Gateway's.
     pub(crate) fn find(
         &mut self,
-        kind: &str,
-        own: &Namespace,
+        (kind, own): (&str, &Namespace),
         reference: &SecretReference,
+        types: SecretTypes,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
         // A reference is pending where another object can still make it valid.
@@ -193,7 +219,7 @@ impl<'a> CertificateIndex<'a> {
             let code = Code::InvalidCertificate;
             return problem_of(true, code, reason, problem, "create it or correct the name");
         };
-        let certificate = match &secret.certificate {
+        let certificate = match types.certificate_of(secret) {
             Some(Ok(certificate)) => certificate,
             Some(Err(found)) => {
                 let problem = format!("Secret {namespace}/{name}: {}", found.problem);

@@ -1,6 +1,6 @@
 //! Validation of clients' certificates: which authorities the listeners for HTTPS of a Gateway
-//! trust, by port. What cannot be resolved closes the listeners of its ports. Start at
-//! [`AuthorityIndex::resolve`].
+//! trust, by port; and those of a server of a Gateway of Istio. What cannot be resolved closes the
+//! listeners of its ports, or its server. Start at [`AuthorityIndex::resolve`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,10 +31,13 @@ pub const CLIENT_CA_BYTES_PER_TENANT_MAX: usize = 4 << 20;
 /// Maximum number of references of one validation, and of ports with settings of their own
 /// (Gateway API's FrontendTLSConfig).
 const REFERENCES_MAX: usize = 16;
+/// Maximum number of ports with settings of their own (Gateway API's FrontendTLSConfig).
 const PORTS_MAX: usize = 64;
 
 /// Field of a Gateway with the settings of TLS. If it is broken, all listeners for HTTPS are closed.
 pub(crate) const GATEWAY_TLS: &str = "spec.tls";
+/// Ends the name of a Secret with only the authorities of a credential, as Istio names it.
+const CA_SUFFIX: &str = "-cacert";
 /// API group of ClusterTrustBundles.
 const CERTIFICATES_GROUP: &str = "certificates.k8s.io";
 
@@ -75,6 +78,7 @@ impl FrontendValidation {
                 Some(known) => drop(known.ports.insert(port)),
                 None => found.push(ClientValidation {
                     ports: [port].into(),
+                    listeners: BTreeSet::new(),
                     mode: *mode,
                     authorities: authorities.clone(),
                 }),
@@ -238,6 +242,62 @@ impl<'a> AuthorityIndex<'a> {
         }
     }
 
+    /// Returns the authorities by which a server of a Gateway of Istio validates clients: those of
+    /// the Secret `named`, else of the one whose name is that of the credential and `-cacert`, else of
+    /// the credential itself.
+    pub(crate) fn of_server(
+        &mut self,
+        own: &Namespace,
+        named: Option<&str>,
+        credential: &str,
+    ) -> Result<Arc<CaCertificates>, ReferenceProblem> {
+        let separate = format!("{credential}{CA_SUFFIX}");
+        let first = named.unwrap_or(&separate);
+        let names = [Some(first), first.strip_suffix(CA_SUFFIX)];
+        let found = names.into_iter().flatten().find_map(|name| {
+            let name = ObjectName::new(name).ok()?;
+            let secret = self.secrets.get(&(own, &name))?;
+            Some((format!("Secret {own}/{name}"), *secret))
+        });
+        let Some((text, secret)) = found else {
+            let first = shorten(first);
+            return Err(ReferenceProblem {
+                is_pending: true,
+                ..refusal(
+                    format!("there is no Secret {own}/{first} with the authorities of clients"),
+                    "create it, or write ca.crt into the Secret with the certificate",
+                )
+            });
+        };
+        if secret.has_revocation_list {
+            return Err(refusal(
+                format!(
+                    "{text} has a list of revoked certificates, which is not supported in this version"
+                ),
+                "remove the entry, and have the authority issue certificates for a short time",
+            ));
+        }
+        // Istio prefers its own name of the entry.
+        match secret.generic_ca.as_ref().or(secret.ca.as_ref()) {
+            None => Err(refusal(
+                format!("{text} has no entry {CA_BUNDLE}"),
+                "write the certificates of the authorities of clients in that entry, as PEM",
+            )),
+            Some(Err(SecretProblem { problem, fix })) => {
+                Err(refusal(format!("{text}: {problem}"), fix))
+            }
+            Some(Ok(authorities)) => {
+                let authorities = authorities.clone();
+                let empty = CaCertificates {
+                    pem: String::new(),
+                    count: 0,
+                };
+                self.add(&empty, &authorities)?;
+                Ok(authorities)
+            }
+        }
+    }
+
     /// Takes room for further authorities of a validation.
     fn add(
         &mut self,
@@ -297,6 +357,7 @@ impl<'a> AuthorityIndex<'a> {
             }
             (CERTIFICATES_GROUP, "ClusterTrustBundle") => {
                 let text = format!("ClusterTrustBundle {name}");
+                // The kind is cluster-scoped.
                 if reference.namespace.is_some() {
                     let problem = format!("{text} has no namespace");
                     return Err(refusal(problem, "remove namespace from the reference"));
@@ -316,6 +377,7 @@ impl<'a> AuthorityIndex<'a> {
             }
         };
         match ca {
+            // It is pending, because the object may be created later.
             None => Err(ReferenceProblem {
                 is_pending: true,
                 ..refusal(

@@ -12,6 +12,7 @@ pub fn parse(written: &str) -> Result<HostMatch, String> {
     let refuse = |why: &str| {
         Err(format!(
             "{:?} {why}",
+            // A diagnostic stays short, however long the name is.
             written.chars().take(80).collect::<String>()
         ))
     };

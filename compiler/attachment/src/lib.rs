@@ -61,6 +61,7 @@ impl<T> Copy for Written<'_, T> {}
 
 /// Returns the beginning of a text of any length, for a problem that quotes it.
 fn shorten(text: &str) -> String {
+    // A diagnostic stays one line, however long the text is.
     text.chars().take(80).collect()
 }
 

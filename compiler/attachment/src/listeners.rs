@@ -37,12 +37,16 @@ pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
 /// Name of the GatewayClass that every tenant has without an object.
 pub const DEFAULT_CLASS: &str = "canal";
 /// Maximum number of listeners of one tenant.
+/// These are eight Gateways of the largest size (`LISTENERS_PER_GATEWAY_MAX`). Nobody measured this
+/// value.
 pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
 /// listener of a parent, each part of a selector of namespaces, and each host.
 /// About 4,000 routes on Gateways with all 4,096 listeners of a tenant cost as many.
+/// Nobody measured this value.
 pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
 /// Port at which gateway replicas take HBONE, on every address.
+/// It is `canal_wire::hbone::HBONE_PORT`, so a listener cannot have it.
 pub(crate) const HBONE_PORT: u16 = 15008;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
@@ -119,6 +123,8 @@ pub struct GatewayListeners {
     pub certificates: GatewayCertificates,
     /// How listeners for HTTPS validate clients, those of ListenerSets included.
     pub(crate) validation: Arc<FrontendValidation>,
+    /// How servers of a Gateway of Istio validate clients.
+    pub(crate) server_validations: Vec<ClientValidation>,
     /// The reason why all listeners are closed, those of ListenerSets included, if they are.
     pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
@@ -145,12 +151,15 @@ pub struct PlacedListener {
 }
 
 impl GatewayListeners {
-    /// Returns the validations of clients at the ports with open listeners for HTTPS.
+    /// Returns the validations of clients: of Gateway API at the ports with open listeners for HTTPS,
+    /// and of Istio's servers.
     pub fn client_validations(&self) -> Vec<ClientValidation> {
         let listeners = self.listeners.iter().map(|placed| &placed.listener);
         let open =
             listeners.filter(|it| it.closed.is_none() && it.protocol == ListenerProtocol::Https);
-        self.validation.of_ports(open.map(|it| it.port))
+        let mut all = self.validation.of_ports(open.map(|it| it.port));
+        all.extend(self.server_validations.iter().cloned());
+        all
     }
 }
 
@@ -266,7 +275,7 @@ pub(crate) struct TenantQuota<'a> {
     /// Number of listeners that the tenant may still get.
     pub(crate) listeners: usize,
     pub(crate) certificates: CertificateIndex<'a>,
-    authorities: AuthorityIndex<'a>,
+    pub(crate) authorities: AuthorityIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -290,6 +299,7 @@ fn accepted_classes(
             sink: &mut *sink,
         };
         let (name, spec) = (&class.object.metadata.name, &class.object.spec);
+        // Another controller may serve the class, so this is no error.
         if spec.controller_name != CONTROLLER_NAME {
             let short = shorten(&spec.controller_name);
             let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
@@ -474,6 +484,7 @@ fn accept(
         listeners,
         certificates,
         validation: validation.clone(),
+        server_validations: Vec::new(),
         closed: object_fault,
         allowed_sets,
     })
@@ -725,6 +736,7 @@ fn protocol(
         "HTTPS" => (ListenerProtocol::Https, None),
         "TCP" => (ListenerProtocol::Tcp, None),
         "TLS" => (ListenerProtocol::Tls, None),
+        // Gateway API knows it, so it is no typing error as below.
         "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             let found = (Code::UnsupportedProtocol, problem);

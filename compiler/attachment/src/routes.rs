@@ -20,6 +20,8 @@ use crate::{DocumentReport, GROUP, hostname, shorten};
 /// Maximum number of Gateways and ListenerSets that one route names (Gateway API allows 32).
 pub const LISTENER_PARENTS_PER_ROUTE_MAX: usize = 32;
 /// Maximum number of hosts of one route, counted once for each listener that it attaches to.
+/// These are one host on each listener of 32 Gateways of the largest size
+/// ([`LISTENER_PARENTS_PER_ROUTE_MAX`], `LISTENERS_PER_GATEWAY_MAX`).
 pub const ATTACHED_HOSTS_PER_ROUTE_MAX: usize = 16_384;
 
 /// Returns whether a parent is one that has listeners.

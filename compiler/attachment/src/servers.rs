@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use canal_model::certificate::CaCertificates;
+use canal_model::client_validation::{ClientValidation, ClientValidationMode};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, SecretKey, TenantName};
@@ -19,7 +21,7 @@ use canal_model::policy::listeners::SecretReference;
 use canal_model::program::HostMatch;
 
 use crate::allowed::AllowedNamespaces;
-use crate::certificates::CertificateIndex;
+use crate::certificates::{CertificateIndex, ReferenceProblem, SecretTypes};
 use crate::faults::{fault, fault_of};
 use crate::listeners::{
     GatewayListeners, HBONE_PORT, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
@@ -89,6 +91,7 @@ fn accept(
         names: BTreeSet::new(),
         listeners: Vec::new(),
         certificates: GatewayCertificates::new(),
+        validations: Vec::new(),
         left,
         report,
     };
@@ -98,6 +101,7 @@ fn accept(
     let ServerReader {
         listeners,
         certificates,
+        validations,
         ..
     } = reading;
     Some(GatewayListeners {
@@ -105,6 +109,7 @@ fn accept(
         class: None,
         trusted_proxies,
         validation: Arc::default(),
+        server_validations: validations,
         addresses: Vec::new(),
         listeners,
         certificates,
@@ -135,6 +140,7 @@ struct ServerReader<'r, 'a, 's> {
     names: BTreeSet<String>,
     listeners: Vec<PlacedListener>,
     certificates: GatewayCertificates,
+    validations: Vec<ClientValidation>,
     left: &'r mut TenantQuota<'a>,
     report: &'r mut DocumentReport<'s>,
 }
@@ -145,9 +151,13 @@ struct ServerProperties {
     port: u16,
     protocol: ListenerProtocol,
     certificates: Vec<SecretKey>,
+    /// How clients' certificates are validated, if they are asked for one.
+    validation: Option<ServerValidation>,
     redirects_to_https: bool,
     closed: Option<Arc<ListenerFault>>,
 }
+
+type ServerValidation = (ClientValidationMode, Arc<CaCertificates>);
 
 impl ServerReader<'_, '_, '_> {
     fn read(&mut self, at: usize, server: &GatewayServer) {
@@ -199,18 +209,25 @@ impl ServerReader<'_, '_, '_> {
         }
         let protocol = self.protocol(&field, server, &mut closed);
         let redirects_to_https = self.redirects(&field, &protocol, server, &mut closed);
-        let certificates = match &server.tls {
+        let (certificates, validation) = match &server.tls {
             // No key is sent for a closed server.
             Some(tls) if protocol.terminates_tls() && closed.is_none() => {
-                self.certificates(&format!("{field}.tls"), tls, &mut closed)
+                let field = format!("{field}.tls");
+                let certificates = self.certificates(&field, tls, &mut closed);
+                (certificates, self.validation(&field, tls, &mut closed))
             }
-            _ => Vec::new(),
+            _ => (Vec::new(), None),
+        };
+        let certificates = match closed {
+            Some(_) => Vec::new(),
+            None => certificates,
         };
         let properties = ServerProperties {
             name,
             port,
             protocol,
             certificates,
+            validation,
             redirects_to_https,
             closed,
         };
@@ -273,6 +290,7 @@ impl ServerReader<'_, '_, '_> {
     ) -> bool {
         let settings = server.tls.as_ref();
         match (protocol, settings) {
+            // Serving it without the settings would send plaintext where the author wanted TLS.
             (ListenerProtocol::Tcp, Some(_)) => {
                 let problem = "a server for TCP has no TLS settings";
                 let fix = "use protocol: TLS, or remove the settings";
@@ -296,6 +314,7 @@ impl ServerReader<'_, '_, '_> {
                 }
                 tls.https_redirect
             }
+            // The server works without it, so a warning is enough.
             (protocol, Some(tls)) if *protocol != ListenerProtocol::Http && tls.https_redirect => {
                 let problem = "only a server for HTTP redirects to HTTPS";
                 let field = format!("{field}.tls.httpsRedirect");
@@ -316,16 +335,17 @@ impl ServerReader<'_, '_, '_> {
         closed: &mut Option<Arc<ListenerFault>>,
     ) -> Vec<SecretKey> {
         let mode = mode_of(tls);
-        if mode != "SIMPLE" {
+        if !matches!(mode, "SIMPLE" | "MUTUAL" | "OPTIONAL_MUTUAL") {
             let problem = format!(
                 "TLS of mode {:?} is not served in this version",
                 shorten(mode)
             );
-            let fix = "write mode: SIMPLE, or remove the server";
+            let fix = "write mode: SIMPLE or MUTUAL, or remove the server";
             self.close(closed, format!("{field}.mode"), problem, fix);
             return Vec::new();
         }
         let (name, names) = (tls.credential_name.as_ref(), &tls.credential_names);
+        // Either could be what the author wants to serve.
         if name.is_some() && !names.is_empty() {
             let problem = "only one of credentialName and credentialNames may be set";
             let field = format!("{field}.credentialNames");
@@ -367,6 +387,58 @@ impl ServerReader<'_, '_, '_> {
         found
     }
 
+    /// Returns how a server that terminates TLS validates clients, if it does. What cannot be
+    /// resolved closes the server.
+    fn validation(
+        &mut self,
+        field: &str,
+        tls: &ServerTls,
+        closed: &mut Option<Arc<ListenerFault>>,
+    ) -> Option<ServerValidation> {
+        let named = tls.ca_cert_credential_name.as_deref();
+        let mode = match mode_of(tls) {
+            "MUTUAL" => ClientValidationMode::AllowValidOnly,
+            "OPTIONAL_MUTUAL" => ClientValidationMode::AllowValidOrNone,
+            _ if named.is_some() => {
+                let problem = "only a server of mode MUTUAL or OPTIONAL_MUTUAL validates clients";
+                let fix = "write mode: MUTUAL, or remove the field";
+                self.close(
+                    closed,
+                    format!("{field}.caCertCredentialName"),
+                    problem,
+                    fix,
+                );
+                return None;
+            }
+            _ => return None,
+        };
+        // A server without a certificate is closed already.
+        let credentials = tls.credential_name.iter().chain(&tls.credential_names);
+        let credential = credentials
+            .into_iter()
+            .next()
+            .filter(|_| closed.is_none())?;
+        let authorities = &mut self.left.authorities;
+        match authorities.of_server(self.namespace, named, credential) {
+            Ok(authorities) => Some((mode, authorities)),
+            Err(found) => {
+                let field = match (named, &tls.credential_name) {
+                    (Some(_), _) => format!("{field}.caCertCredentialName"),
+                    (None, Some(_)) => format!("{field}.credentialName"),
+                    (None, None) => format!("{field}.credentialNames"),
+                };
+                closed.get_or_insert(self.reference(&field, found));
+                None
+            }
+        }
+    }
+
+    /// Reports a reference that leads to nothing usable. Returns the fault that closes what needs it.
+    fn reference(&mut self, field: &str, found: ReferenceProblem) -> Arc<ListenerFault> {
+        self.report.reference(field.to_owned(), &found);
+        fault(found.reason, found.problem)
+    }
+
     /// Returns the Secret that a server names, whose certificate is then one of the Gateway's.
     fn certificate(&mut self, field: &str, name: &str) -> Result<SecretKey, Arc<ListenerFault>> {
         let Ok(name) = ObjectName::new(name) else {
@@ -384,21 +456,12 @@ impl ServerReader<'_, '_, '_> {
         };
         let index: &mut CertificateIndex<'_> = &mut self.left.certificates;
         let found = index.find(
-            "Gateway",
-            self.namespace,
+            ("Gateway", self.namespace),
             &reference,
+            SecretTypes::TlsOrGeneric,
             &mut self.certificates,
         );
-        found.map_err(|found| {
-            if found.is_pending {
-                self.report
-                    .warning(found.code, field, found.problem.clone(), &found.fix);
-            } else {
-                self.report
-                    .error(found.code, field, found.problem.clone(), &found.fix);
-            }
-            fault(found.reason, found.problem)
-        })
+        found.map_err(|found| self.reference(field, found))
     }
 
     /// Adds a listener for each host of a server, unless an earlier server has the host.
@@ -507,6 +570,11 @@ impl ServerReader<'_, '_, '_> {
             (_, Some(HostMatch::Exact(host))) => format!("{}/{host}", server.name),
             (_, Some(HostMatch::Suffix(domain))) => format!("{}/*{domain}", server.name),
         };
+        if let Some((mode, authorities)) = server.validation.clone()
+            && server.closed.is_none()
+        {
+            self.add_validation(server.port, &name, mode, authorities);
+        }
         self.listeners.push(PlacedListener {
             listener: Listener {
                 name,
@@ -525,6 +593,34 @@ impl ServerReader<'_, '_, '_> {
             is_host_broken: false,
             redirects_to_https: server.redirects_to_https,
         });
+    }
+}
+
+impl ServerReader<'_, '_, '_> {
+    /// Has a listener validate clients. Listeners with the same authorities have one validation.
+    fn add_validation(
+        &mut self,
+        port: u16,
+        name: &str,
+        mode: ClientValidationMode,
+        authorities: Arc<CaCertificates>,
+    ) {
+        let known = self
+            .validations
+            .iter_mut()
+            .find(|it| it.mode == mode && it.authorities == authorities);
+        match known {
+            Some(known) => {
+                known.ports.insert(port);
+                known.listeners.insert(name.to_owned());
+            }
+            None => self.validations.push(ClientValidation {
+                ports: [port].into(),
+                listeners: [name.to_owned()].into(),
+                mode,
+                authorities,
+            }),
+        }
     }
 }
 

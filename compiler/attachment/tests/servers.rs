@@ -6,8 +6,9 @@ use canal_attachment::{
 };
 use canal_model::ids::Namespace;
 use canal_model::program::HostMatch;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
-use crate::fixture::{listeners, read, resolved, texts};
+use crate::fixture::{gateway, listeners, read, resolved, texts};
 
 fn istio_gateway(name: &str, spec: &str) -> String {
     format!(
@@ -57,11 +58,6 @@ fn what_canal_does_not_serve_closes_its_own_server() {
         format!("{{port: {{name: https, number: 443, protocol: HTTPS}}, hosts: [\"*\"]{tls}}}")
     };
     for (server, reason, problem) in [
-        (
-            https(", tls: {mode: MUTUAL, credentialName: a}"),
-            "Invalid",
-            "spec.servers[1].tls.mode: TLS of mode \"MUTUAL\" is not served in this version",
-        ),
         (
             https(", tls: {mode: SIMPLE}"),
             "Invalid",
@@ -140,6 +136,159 @@ fn what_canal_does_not_serve_closes_its_own_server() {
     let (found, _) = of_servers(&[server("http", 80, "hosts: [\"*\"]"), odd]);
     let reasons: Vec<_> = found.iter().map(|(_, reason)| *reason).collect();
     assert_eq!(reasons, [None, Some("Invalid")]);
+}
+
+/// Returns a Secret of namespace `infra` with these entries.
+fn secret(name: &str, kind: &str, entries: &[(&str, &str)]) -> String {
+    let mut text = format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}, namespace: infra}}\ntype: {kind}\nstringData:\n"
+    );
+    for (entry, pem) in entries {
+        let pem = pem.trim_end().replace('\n', "\n    ");
+        text += &format!("  {entry}: |\n    {pem}\n");
+    }
+    text + "---\n"
+}
+
+/// Returns Secrets in which servers find their certificates and the authorities of clients.
+fn mutual_secrets() -> String {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+    let chain = params.self_signed(&key).unwrap().pem();
+    let key_pem = key.serialize_pem();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = params.self_signed(&key).unwrap().pem();
+    let other = KeyPair::generate().unwrap();
+    let two = format!("{ca}{}", params.self_signed(&other).unwrap().pem());
+    let tls = [("tls.crt", chain.as_str()), ("tls.key", key_pem.as_str())];
+    let whole = |entry: &'static str, ca: &str, rest: &[(&str, &str)]| {
+        let entries = [&tls[..], &[(entry, ca)], rest].concat();
+        entries
+            .iter()
+            .map(|(name, pem)| ((*name).to_owned(), (*pem).to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let of = |name: &str, kind: &str, entries: Vec<(String, String)>| {
+        let entries: Vec<(&str, &str)> = entries
+            .iter()
+            .map(|(name, pem)| (name.as_str(), pem.as_str()))
+            .collect();
+        secret(name, kind, &entries)
+    };
+    let generic = [("cert", chain.as_str()), ("key", key_pem.as_str())];
+    [
+        secret("bare", "kubernetes.io/tls", &tls),
+        of("whole", "kubernetes.io/tls", whole("ca.crt", &ca, &[])),
+        of("opaque", "Opaque", whole("ca.crt", &ca, &[])),
+        secret(
+            "generic",
+            "Opaque",
+            &[
+                &generic[..],
+                &[("cacert", two.as_str()), ("ca.crt", ca.as_str())],
+            ]
+            .concat(),
+        ),
+        of(
+            "revoking",
+            "Opaque",
+            whole("ca.crt", &ca, &[("ca.crl", "list")]),
+        ),
+        of("broken", "Opaque", whole("ca.crt", "no PEM", &[])),
+        secret("split", "kubernetes.io/tls", &tls),
+        secret("split-cacert", "Opaque", &[("ca.crt", two.as_str())]),
+    ]
+    .concat()
+}
+
+#[test]
+fn a_mutual_server_validates_clients_by_the_authorities_of_its_secret() {
+    let secrets = mutual_secrets();
+    let no_authority =
+        |name: &str| format!("there is no Secret infra/{name} with the authorities of clients");
+    for (tls, expected) in [
+        ("mode: MUTUAL, credentialName: whole", Ok("AllowValidOnly 1")),
+        ("mode: OPTIONAL_MUTUAL, credentialName: opaque", Ok("AllowValidOrNone 1")),
+        ("mode: MUTUAL, credentialName: generic", Ok("AllowValidOnly 2")),
+        ("mode: MUTUAL, credentialName: split", Ok("AllowValidOnly 2")),
+        ("mode: MUTUAL, credentialNames: [split, whole]", Ok("AllowValidOnly 2")),
+        (
+            "mode: MUTUAL, credentialName: bare, caCertCredentialName: opaque",
+            Ok("AllowValidOnly 1"),
+        ),
+        (
+            "mode: MUTUAL, credentialName: bare, caCertCredentialName: opaque-cacert",
+            Ok("AllowValidOnly 1"),
+        ),
+        (
+            "mode: MUTUAL, credentialName: whole, caCertCredentialName: missing",
+            Err(no_authority("missing")),
+        ),
+        (
+            "mode: ISTIO_MUTUAL",
+            Err("TLS of mode \"ISTIO_MUTUAL\" is not served in this version".to_owned()),
+        ),
+        (
+            "mode: MUTUAL, credentialName: missing",
+            Err("there is no Secret infra/missing".to_owned()),
+        ),
+        (
+            "mode: MUTUAL, credentialName: bare",
+            Err("Secret infra/bare has no entry ca.crt".to_owned()),
+        ),
+        (
+            "mode: MUTUAL, credentialName: broken",
+            Err("Secret infra/broken: ca.crt has no certificate".to_owned()),
+        ),
+        (
+            "mode: MUTUAL, credentialName: revoking",
+            Err("Secret infra/revoking has a list of revoked certificates, which is not supported in this version".to_owned()),
+        ),
+        (
+            "mode: SIMPLE, credentialName: whole, caCertCredentialName: whole",
+            Err("only a server of mode MUTUAL or OPTIONAL_MUTUAL validates clients".to_owned()),
+        ),
+    ] {
+        let server = |name: &str, host: &str, tls: &str| {
+            format!(
+                "{{port: {{name: {name}, number: 443, protocol: HTTPS}}, hosts: [{host}], tls: {{{tls}}}}}"
+            )
+        };
+        // A server without validation shares the port.
+        let servers = [
+            server("plain", "plain.example", "mode: SIMPLE, credentialName: bare"),
+            server("own", "own.example", tls),
+        ]
+        .join(", ");
+        let text = secrets.clone() + &istio_gateway("web", &format!("servers: [{servers}]"));
+        let documents = read(&text, true);
+        let (all, found) = resolved(&documents);
+        let validations = all.gateways().flat_map(|it| it.client_validations());
+        let validations: Vec<String> = validations
+            .map(|it| {
+                assert!(it.is_for(443, "own") && !it.is_for(443, "plain"), "{it:?}");
+                format!("{} {}", it.mode.as_str(), it.authorities.count)
+            })
+            .collect();
+        let closed: Vec<bool> = listeners(&all).iter().map(|it| it.1.is_some()).collect();
+        match expected {
+            Ok(validation) => {
+                assert_eq!(texts(&found), Vec::<String>::new(), "{tls}");
+                assert_eq!((validations, closed), (vec![validation.to_owned()], vec![false, false]));
+            }
+            Err(problem) => {
+                assert!(validations.is_empty(), "{tls}");
+                assert_eq!(closed, [false, true], "{tls}");
+                let text = &texts(&found)[0];
+                assert!(text.starts_with("spec.servers[1].tls.") && text.ends_with(&problem), "{text}");
+            }
+        }
+    }
+    // Only servers of Istio may name a Secret of no particular type.
+    let listener = "listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: opaque}]}}]";
+    let documents = read(&(secrets + &gateway("web", listener)), true);
+    let (all, _) = resolved(&documents);
+    assert_eq!(listeners(&all)[0].1, Some("InvalidCertificateRef"));
 }
 
 #[test]

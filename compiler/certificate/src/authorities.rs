@@ -40,6 +40,7 @@ pub fn read_trust_bundle(mut bundle: ClusterTrustBundle) -> ClusterTrustBundle {
 /// # Errors
 /// Fails if there is no certificate, if one of them cannot be used, or if there are too many.
 pub fn parse_authorities(pem: &str, entry: &str) -> Result<CaCertificates, SecretProblem> {
+    // The size comes first, so that a large text is not parsed.
     if pem.len() > CLIENT_CA_BYTES_MAX {
         return Err(problem(
             format!(

@@ -1,4 +1,4 @@
-//! Reads the certificate and the key of a Secret (`kubernetes.io/tls`), and checks that listeners
+//! Reads the certificate and the key of a Secret, and checks that listeners
 //! can serve TLS with them. Reads the certificates of authorities of a ConfigMap, and checks that
 //! certificates of clients can be verified with them. Pure: it reads no clock, so an expired certificate is accepted; clients
 //! refuse it. It neither shows nor quotes a key.
@@ -20,7 +20,10 @@ use canal_model::limits::{
     SERVING_RSA_BITS_MAX,
 };
 use canal_model::policy::config_map::CA_BUNDLE;
-use canal_model::policy::secret::{Secret, SecretProblem, TLS_CERTIFICATE, TLS_KEY};
+use canal_model::policy::secret::{
+    GENERIC_CA_BUNDLE, GENERIC_CERTIFICATE, GENERIC_KEY, REVOCATION_LISTS, Secret, SecretProblem,
+    TLS_CERTIFICATE, TLS_KEY,
+};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -31,28 +34,59 @@ use x509_parser::public_key::PublicKey;
 /// Maximum length of a DNS name (RFC 1035 §2.3.4), in text form.
 const NAME_BYTES_MAX: usize = 253;
 
-/// Reads the certificate of a Secret, if it is of the type for that, and the certificates of
-/// authorities, if it has the entry for them. Returns the Secret without its entries, so that the key
-/// is in no other place.
+/// Reads the certificate of a Secret, if it is of the type for that or has the entries for it, and
+/// the certificates of authorities, if it has an entry for them. Returns the Secret without its
+/// entries, so that the key is in no other place.
 pub fn read(mut secret: Secret) -> Secret {
-    if secret.is_tls() {
-        secret.certificate = Some(certificate(&secret).map(Arc::new));
-    }
-    let has_authorities =
-        secret.string_data.contains_key(CA_BUNDLE) || secret.data.contains_key(CA_BUNDLE);
-    secret.ca = has_authorities.then(|| {
-        let pem = entry(&secret, CA_BUNDLE)?;
-        parse_authorities(&pem, CA_BUNDLE).map(Arc::new)
-    });
+    let pairs = [SERVING_ENTRIES, GENERIC_ENTRIES];
+    let has_pair = |names: &[&str; 2]| names.iter().all(|name| has_entry(&secret, name));
+    let pair = if secret.is_tls() {
+        Some(SERVING_ENTRIES)
+    } else {
+        // Istio prefers its own names.
+        pairs.into_iter().rev().find(has_pair)
+    };
+    secret.certificate = pair.map(|names| certificate(&secret, names).map(Arc::new));
+    let authorities = |name| {
+        has_entry(&secret, name).then(|| {
+            let pem = entry(&secret, name)?;
+            parse_authorities(&pem, name).map(Arc::new)
+        })
+    };
+    let (ca, generic_ca) = (authorities(CA_BUNDLE), authorities(GENERIC_CA_BUNDLE));
+    let is_filled = |name: &&str| {
+        let text = secret.string_data.get(*name);
+        let text = text.or_else(|| secret.data.get(*name));
+        text.is_some_and(|text| !text.0.is_empty())
+    };
+    secret.has_revocation_list = REVOCATION_LISTS.iter().any(is_filled);
+    (secret.ca, secret.generic_ca) = (ca, generic_ca);
     secret.data.clear();
     secret.string_data.clear();
     secret
 }
 
-fn certificate(secret: &Secret) -> Result<ServingCertificate, SecretProblem> {
-    let chain = entry(secret, TLS_CERTIFICATE)?;
-    let key = entry(secret, TLS_KEY)?;
-    parse(&chain, &key)
+/// Names of the entries with a certificate and its key.
+const SERVING_ENTRIES: [&str; 2] = [TLS_CERTIFICATE, TLS_KEY];
+const GENERIC_ENTRIES: [&str; 2] = [GENERIC_CERTIFICATE, GENERIC_KEY];
+
+fn has_entry(secret: &Secret, name: &str) -> bool {
+    secret.string_data.contains_key(name) || secret.data.contains_key(name)
+}
+
+fn certificate(
+    secret: &Secret,
+    [chain, key]: [&str; 2],
+) -> Result<ServingCertificate, SecretProblem> {
+    let read = parse(&entry(secret, chain)?, &entry(secret, key)?);
+    read.map_err(|found| SecretProblem {
+        // The problem names the entries of a Secret for TLS.
+        problem: found
+            .problem
+            .replace(TLS_CERTIFICATE, chain)
+            .replace(TLS_KEY, key),
+        fix: found.fix,
+    })
 }
 
 fn problem(problem: impl Into<String>, fix: &'static str) -> SecretProblem {
@@ -89,6 +123,7 @@ fn entry(secret: &Secret, name: &str) -> Result<String, SecretProblem> {
 /// Fails if one of them is malformed or exceeds a limit, or if they do not belong together.
 pub fn parse(chain: &str, key: &str) -> Result<ServingCertificate, SecretProblem> {
     let bytes = chain.len() + key.len();
+    // The size comes first, so that a large text is not parsed.
     if bytes > SERVING_CERTIFICATE_BYTES_MAX {
         return Err(problem(
             format!(
@@ -329,6 +364,8 @@ mod tests {
                 string_data: named(plain),
                 certificate: None,
                 ca: None,
+                generic_ca: None,
+                has_revocation_list: false,
             };
             let debug = format!("{secret:?}");
             let read = read(secret);
@@ -345,7 +382,13 @@ mod tests {
         assert!(matches!(of(tls, whole(), vec![]), Some(Ok(_))));
         let plain = vec![("tls.crt", text(&chain)), ("tls.key", text(&key))];
         assert!(matches!(of(tls, vec![], plain), Some(Ok(_))));
-        assert!(of("Opaque", whole(), vec![]).is_none());
+        assert!(matches!(of("Opaque", whole(), vec![]), Some(Ok(_))));
+        let generic = vec![("cert", base64(&chain)), ("key", base64(&key))];
+        assert!(matches!(of("Opaque", generic, vec![]), Some(Ok(_))));
+        let swapped = vec![("cert", base64(&key)), ("key", base64(&chain))];
+        let found = of("Opaque", swapped, vec![]).unwrap().unwrap_err();
+        assert_eq!(found.problem, "cert has no certificate");
+        assert!(of("Opaque", vec![whole().remove(0)], vec![]).is_none());
         let broken = vec![("tls.crt", text("?")), ("tls.key", base64(&key))];
         for (data, expected) in [
             (vec![whole().remove(0)], "there is no entry tls.key"),

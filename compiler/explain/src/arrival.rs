@@ -8,7 +8,7 @@ use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::{GatewayIr, ListenerIr};
 use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict, normal_host};
 use canal_compiler::oracle_ingress::{
-    self, IngressVerdict, deciding_rule, gateway_of, listener_for, protocol_of,
+    self, IngressVerdict, deciding_rule, gateway_of, listener_for, protocol_of, validation_of,
 };
 use canal_compiler::oracle_relay::{self, RelayVerdict};
 use canal_compiler::text;
@@ -20,7 +20,6 @@ use canal_model::program::{
 };
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::cors::OracleCors;
-use canal_oracle::filters;
 
 use super::arrival_description::ArrivalDescription;
 use super::listener_trace::{ListenerTrace, SelectingName, describe_tls, trace_listeners};
@@ -270,12 +269,11 @@ impl<'a> Arrival<'a> {
             _ => false,
         };
         let port = self.arrival.port;
-        let mut validations = self.gateway.client_validations.iter();
-        let validation = validations.find(|it| it.ports.contains(&port))?;
+        let validation = validation_of(self.gateway, port, self.arrival.server_name.as_deref())?;
         let is_required = validation.mode == ClientValidationMode::AllowValidOnly;
         (is_terminated && is_required && !self.arrival.has_certificate).then(|| {
             format!(
-                "the handshake fails: port {port} accepts only clients with a certificate of its authorities"
+                "the handshake fails: the listener accepts only clients with a certificate of its authorities"
             )
         })
     }
@@ -518,8 +516,8 @@ impl<'a> Arrival<'a> {
             return Vec::new();
         }
         let sent = oracle::sent(&self.request);
-        let Some(forwarded) = filters::forwarded(of_both, &http.path, sent.clone()) else {
-            return vec!["400: the rewritten path has a dot segment".to_owned()];
+        let Some(forwarded) = oracle::forwarded_by(rule, http, backend, &self.request) else {
+            return vec!["400: the rewritten path is too long or has a dot segment".to_owned()];
         };
         let mut changes = Vec::new();
         if sent.host != forwarded.host {

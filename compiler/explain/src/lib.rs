@@ -42,7 +42,7 @@ use route_trace::trace_matches;
 pub use route_trace::{MatchStanding, MatchTrace};
 use workload_path::WorkloadPath;
 
-/// Maximum number of refusals in an explanation.
+/// Maximum number of refusals in an explanation. Nobody measured it; a person reads the first few.
 pub const REFUSALS_MAX: usize = 8;
 
 /// A request as an operator describes it.

@@ -3,7 +3,7 @@
 
 use canal_compiler::ir_ingress::{GatewayIr, ListenerIr};
 use canal_compiler::oracle::host_holds;
-use canal_compiler::oracle_ingress::{listener_for, protocol_of};
+use canal_compiler::oracle_ingress::{listener_for, protocol_of, validation_of};
 use canal_compiler::text;
 use canal_model::client_validation::ClientValidationMode;
 use canal_model::ids::SecretKey;
@@ -190,8 +190,8 @@ fn certificate_rank(name: &str, server_name: &str) -> u8 {
 }
 
 fn describe_clients(gateway: &GatewayIr, arrival: &ArrivalDescription) -> String {
-    let mut validations = gateway.client_validations.iter();
-    let Some(validation) = validations.find(|it| it.ports.contains(&arrival.port)) else {
+    let server_name = arrival.server_name.as_deref();
+    let Some(validation) = validation_of(gateway, arrival.port, server_name) else {
         return "the client is not asked for a certificate".to_owned();
     };
     let count = validation.authorities.count;
@@ -202,6 +202,9 @@ fn describe_clients(gateway: &GatewayIr, arrival: &ArrivalDescription) -> String
                 "the client needs a certificate that one of {count} authorities issued ({mode})"
             )
         }
+        ClientValidationMode::AllowValidOrNone => format!(
+            "the client is asked for a certificate of one of {count} authorities, and refused with another one ({mode})"
+        ),
         ClientValidationMode::AllowInsecureFallback => format!(
             "the client is asked for a certificate of one of {count} authorities, and served without one too ({mode})"
         ),

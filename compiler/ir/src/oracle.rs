@@ -143,9 +143,19 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest, backend: usize) -> Option<For
     let RouteAction::Split(backends) = &rule.action else {
         return None;
     };
-    let of_backend = backends.get(backend)?.filters.as_deref();
-    let filters = [rule.filters.as_deref(), of_backend];
-    filters::forwarded(filters, &http.path, sent(request))
+    forwarded_by(rule, http, backends.get(backend)?, request)
+}
+
+/// Returns the request that an endpoint of a rule's backend receives after the match `http`; `None`
+/// if the gateway answers 400, because the path cannot be rewritten or gets a dot segment.
+pub fn forwarded_by(
+    rule: &RouteRule,
+    http: &HttpMatch,
+    backend: &Backend,
+    request: &OracleRequest,
+) -> Option<ForwardedRequest> {
+    let filters = [rule.filters.as_deref(), backend.filters.as_deref()];
+    filters::forwarded(filters, &http.path, sent(request), pattern::substitute)
 }
 
 /// Returns the headers that the client receives of those that an endpoint of the backend with this

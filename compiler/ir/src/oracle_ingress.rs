@@ -9,9 +9,10 @@
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
-//! - A port with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
-//!   handshake fails without one that its authorities issued for clients. The interpreter is not told
-//!   of certificates: it answers for a client that the port accepts.
+//! - A listener with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
+//!   handshake fails without one that its authorities issued for clients, and in the mode
+//!   `AllowValidOrNone` with another one. The interpreter is not told of certificates: it answers for
+//!   a client that the listener accepts.
 //! - A request on a connection with TLS that belongs to another listener than the connection gets
 //!   421.
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
@@ -25,6 +26,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
@@ -135,6 +137,18 @@ pub fn decide(
             None => RoutingVerdict::NoRule,
         },
     }
+}
+
+/// Returns how the listener to which a handshake belongs validates clients, if it does.
+pub fn validation_of<'a>(
+    gateway: &'a GatewayIr,
+    port: u16,
+    server_name: Option<&str>,
+) -> Option<&'a ClientValidation> {
+    let name = normal_host(server_name.unwrap_or_default());
+    let listener = &listener_for(gateway, port, &name)?.listener;
+    let mut validations = gateway.client_validations.iter();
+    validations.find(|it| it.is_for(port, &listener.name))
 }
 
 /// Returns the protocol of a port.

@@ -102,8 +102,13 @@ fn address(address: &GatewayAddress) -> String {
 /// The text names no certificate: its digest would change with each test.
 pub fn client_validation(validation: &ClientValidation) -> String {
     let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
+    let listeners: Vec<String> = validation.listeners.iter().cloned().collect();
+    let of = match listeners.as_slice() {
+        [] => String::new(),
+        some => format!(" of {}", list(some)),
+    };
     format!(
-        "validation {} of clients at {} by {} authorities",
+        "validation {} of clients at {}{of} by {} authorities",
         validation.mode.as_str(),
         list(&ports),
         validation.authorities.count
@@ -391,6 +396,8 @@ fn numbers(numbers: &[u32]) -> String {
     let shown: Vec<String> = numbers
         .iter()
         .map(|n| {
+            // Precedence stores some numbers as u32::MAX minus the number, so that larger ones come
+            // first.
             if *n > u32::MAX / 2 {
                 format!("-{}", u32::MAX - n)
             } else {
@@ -484,6 +491,10 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     text += &header_changes("response", &filters.response_headers);
     if let Some(host) = &filters.rewrite.host {
         text += &format!(", host becomes {host:?}");
+    }
+    if let Some(regex) = &filters.rewrite.path_regex {
+        let (pattern, substitution) = (&regex.pattern, &regex.substitution);
+        text += &format!(", what {pattern:?} matches in the path becomes {substitution:?}");
     }
     text + &path_change(filters.rewrite.path.as_ref())
 }
@@ -619,7 +630,10 @@ pub fn mirrors(mirrors: &[RouteMirror]) -> String {
             filters: None,
         });
         let to = to.strip_prefix("1 ").unwrap_or(&to);
-        format!(", {} copied to {to}{of}", percent(mirror.fraction))
+        let from = mirror
+            .backend
+            .map_or(String::new(), |at| format!(" of backend {at}"));
+        format!(", {}{from} copied to {to}{of}", percent(mirror.fraction))
     });
     mirrors.collect()
 }

@@ -44,6 +44,7 @@ fn response(status: AbortStatus, is_grpc: bool) -> OracleAbort {
         // The status is only for gRPC clients; others get a response that looks like success.
         AbortStatus::Grpc(status) => (200, status),
         AbortStatus::Http(status) => {
+            // gRPC's own mapping of HTTP statuses (grpc/doc/http-grpc-status-mapping.md).
             let grpc = match status {
                 400 => 13,
                 401 => 16,

@@ -109,6 +109,7 @@ fn in_maglev<'a>(endpoints: &[&'a str], size: u64, hash: u64) -> Option<&'a str>
     table[usize::try_from(hash % size).ok()?]
 }
 
+// The primes of xxHash64, as its specification has them.
 const PRIMES: [u64; 5] = [
     0x9e37_79b1_85eb_ca87,
     0xc2b2_ae3d_27d4_eb4f,

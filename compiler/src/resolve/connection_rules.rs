@@ -33,17 +33,17 @@ pub(super) struct NamedGateway<'a> {
     pub(super) hosts: &'a [Option<HostMatch>],
 }
 
-/// A list of rules of an object.
+/// The `tls` rules of an object, or its `tcp` rules.
 #[derive(Clone, Copy)]
-struct RuleList<'a> {
+struct ConnectionRules<'a> {
     name: &'static str,
     bound: BoundRules,
     rules: &'a [ConnectionRule],
 }
 
-fn lists(virtual_service: &VirtualService) -> [RuleList<'_>; 2] {
+fn lists(virtual_service: &VirtualService) -> [ConnectionRules<'_>; 2] {
     let spec = &virtual_service.spec;
-    let list = |name, bound, rules| RuleList { name, bound, rules };
+    let list = |name, bound, rules| ConnectionRules { name, bound, rules };
     [
         list("tls", BoundRules::Tls, spec.tls.as_slice()),
         list("tcp", BoundRules::Tcp, spec.tcp.as_slice()),
@@ -137,7 +137,7 @@ pub(super) fn add(
 struct RuleReader<'r, 'd> {
     sourced: &'r Sourced<'d, VirtualService>,
     gateway: &'r NamedGateway<'r>,
-    list: RuleList<'r>,
+    list: ConnectionRules<'r>,
     field: String,
 }
 
@@ -300,6 +300,7 @@ impl RuleReader<'_, '_> {
         };
         let mut reading = RuleContext {
             document,
+            changes_of: None,
             field: self.field.clone(),
             report,
             broken: fault.map(|fault| format!("{}: {}", fault.field, fault.problem)),

@@ -4,6 +4,7 @@
 //! [`DelegateIndex::rules_of`].
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::{MESH, gateway_name};
@@ -11,17 +12,25 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::Document;
 use canal_model::policy::istio::{
-    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+    Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 
 use super::tenant_objects::Sourced;
-use crate::limits::{MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use crate::limits::{
+    DELEGATION_COMPARISONS_PER_TENANT_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX,
+};
+use crate::resource_budget::ResourceBudget;
 
 /// The VirtualServices to which others may delegate: those without hosts.
 pub(super) struct DelegateIndex<'a> {
     delegates: BTreeMap<(&'a Namespace, &'a ObjectName), &'a Sourced<'a, VirtualService>>,
     /// Objects to which a rule delegates, whether or not they exist.
     named: BTreeSet<(&'a Namespace, &'a ObjectName)>,
+    /// Comparisons of matches that the tenant may still cost. Rules are merged anew for each host
+    /// and Gateway of an object, through a shared reference.
+    comparisons_left: Cell<usize>,
+    /// Whether a rule needed more than were left.
+    is_exhausted: Cell<bool>,
 }
 
 /// A rule as it applies, and where it is written.
@@ -29,6 +38,8 @@ pub(super) struct EffectiveRule<'a> {
     pub(super) document: &'a Document,
     /// Namespace in which short names are read.
     pub(super) namespace: &'a Namespace,
+    /// Namespace of the rule that delegates, if its rewrite or headers apply to this one.
+    pub(super) changes_of: Option<&'a Namespace>,
     /// Path of the rule in its document.
     pub(super) field: String,
     pub(super) written: Cow<'a, VirtualServiceRoute>,
@@ -55,6 +66,7 @@ impl<'a> EffectiveRule<'a> {
         Self {
             document: sourced.document,
             namespace: &sourced.object.metadata.namespace,
+            changes_of: None,
             field: "spec.http[0]".to_owned(),
             written: Cow::Owned(VirtualServiceRoute::default()),
             broken: fault_in(sourced.document, "spec.http[0]"),
@@ -91,6 +103,8 @@ impl<'a> DelegateIndex<'a> {
         Self {
             delegates: delegates.collect(),
             named: named.collect(),
+            comparisons_left: Cell::new(DELEGATION_COMPARISONS_PER_TENANT_MAX),
+            is_exhausted: Cell::new(false),
         }
     }
 
@@ -143,6 +157,7 @@ impl<'a> DelegateIndex<'a> {
         let mut own = EffectiveRule {
             document: root.document,
             namespace,
+            changes_of: None,
             broken: fault_in(root.document, &field),
             field,
             written: Cow::Borrowed(rule),
@@ -176,17 +191,58 @@ impl<'a> DelegateIndex<'a> {
                 let outer = fault_outside_rules(delegate);
                 // What is broken in the rule that delegates is broken in each merged rule.
                 let outer = own.broken.clone().or(outer);
+                let has_unknown_match = has_unknown_match(root.document, &own.field);
                 let rules = delegate.object.spec.http.iter().enumerate();
                 return Box::new(rules.map(move |(inner_at, inner)| {
+                    if !self.has_comparisons_for(rule, inner) {
+                        return exhausted(delegate, inner_at);
+                    }
                     merged(
                         (namespace, rule),
                         (delegate, inner_at, inner),
-                        outer.clone(),
+                        (outer.clone(), has_unknown_match),
                     )
                 }));
             }
         }
         Box::new(std::iter::once(own))
+    }
+
+    /// Takes the comparisons that merging two rules costs. Returns false if the tenant has too few.
+    fn has_comparisons_for(&self, root: &VirtualServiceRoute, leaf: &VirtualServiceRoute) -> bool {
+        let (roots, leaves) = (root.matches.len(), leaf.matches.len());
+        // The matches are copied, too, before they are compared.
+        let cost = roots.saturating_mul(leaves).saturating_add(roots + leaves);
+        let left = self.comparisons_left.get().checked_sub(cost);
+        match left {
+            Some(left) => self.comparisons_left.set(left),
+            None => self.is_exhausted.set(true),
+        }
+        left.is_some()
+    }
+
+    /// Records in the tenant's budget what merging cost.
+    pub(super) fn record_comparisons(&self, budget: &mut ResourceBudget) {
+        let used = DELEGATION_COMPARISONS_PER_TENANT_MAX - self.comparisons_left.get();
+        budget.record_comparisons(used, self.is_exhausted.get());
+    }
+}
+
+/// Returns a rule in place of one that the tenant has no comparisons left to merge. It refuses all
+/// requests, because nobody knows which ones the merged rule would match.
+fn exhausted<'i>(delegate: &'i Sourced<'i, VirtualService>, at: usize) -> EffectiveRule<'i> {
+    let problem = format!(
+        "with this rule, merging the tenant's delegates costs more than {DELEGATION_COMPARISONS_PER_TENANT_MAX} comparisons of matches"
+    );
+    let fix = "use fewer matches, or delegate for fewer hosts";
+    EffectiveRule {
+        document: delegate.document,
+        namespace: &delegate.object.metadata.namespace,
+        changes_of: None,
+        field: format!("spec.http[{at}]"),
+        written: Cow::Owned(VirtualServiceRoute::default()),
+        broken: None,
+        problem: DelegationProblem::refused(Code::LimitExceeded, problem, fix),
     }
 }
 
@@ -238,6 +294,16 @@ fn fault_in(document: &Document, rule: &str) -> Option<String> {
     Some(format!("{}: {}", fault.field, fault.problem))
 }
 
+/// Returns whether a rule has a fault in a field of its matches without which two matches may seem to
+/// conflict. Other fields are left out if they are broken, and so conflict with none.
+fn has_unknown_match(document: &Document, rule: &str) -> bool {
+    let mut faults = document.faults.iter();
+    faults.any(|fault| {
+        let inner = fault.field.strip_prefix(rule);
+        inner.is_some_and(|it| it.contains(".ignoreUriCase") || it.contains(".gateways"))
+    })
+}
+
 /// Merges a rule of a delegate into the rule that delegates to it.
 fn merged<'i>(
     (own, root): (&'i Namespace, &'i VirtualServiceRoute),
@@ -246,7 +312,7 @@ fn merged<'i>(
         usize,
         &'i VirtualServiceRoute,
     ),
-    outer: Option<String>,
+    (outer, has_unknown_match): (Option<String>, bool),
 ) -> EffectiveRule<'i> {
     let field = format!("spec.http[{at}]");
     let namespace = &delegate.object.metadata.namespace;
@@ -257,44 +323,81 @@ fn merged<'i>(
         problem = DelegationProblem::refused(Code::UnsupportedField, text, "write the rules here");
         written.delegate = None;
     }
-    let roots = with_full_gateways(own, &root.matches);
-    let leaves = with_full_gateways(namespace, &inner.matches);
-    match merged_matches(roots, leaves) {
-        Some(matches) => written.matches = matches,
-        None => {
-            let text = "no request matches this rule and the one that delegates to it";
-            // It replaces a problem above, because a rule that is dropped needs no other one.
-            problem = Some(DelegationProblem {
-                code: Code::MatchNeverApplies,
-                field: "match",
-                problem: text.to_owned(),
-                fix: "write matches that are part of those of the rule that delegates",
-                drops_rule: true,
-            });
+    let broken = outer.or_else(|| fault_in(delegate.document, &field));
+    let has_unknown_match = has_unknown_match || self::has_unknown_match(delegate.document, &field);
+    let lists = [&root.matches, &inner.matches];
+    if let Some(long) = lists.into_iter().find(|it| it.len() > MATCHES_PER_RULE_MAX) {
+        // The rule refuses all requests, since it has too many matches.
+        written.matches.clone_from(long);
+    } else {
+        let roots = with_full_gateways(own, &root.matches);
+        let leaves = with_full_gateways(namespace, &inner.matches);
+        match merged_matches(roots, leaves) {
+            Some(matches) => written.matches = matches,
+            // The rule is broken, and what is wrong may be all that keeps the matches apart. It
+            // refuses what the delegate's rule matches.
+            None if has_unknown_match => {}
+            None => {
+                let text = "no request matches this rule and the one that delegates to it";
+                // It replaces a problem above, because a rule that is dropped needs no other one.
+                problem = Some(DelegationProblem {
+                    code: Code::MatchNeverApplies,
+                    field: "match",
+                    problem: text.to_owned(),
+                    fix: "write matches that are part of those of the rule that delegates",
+                    drops_rule: true,
+                });
+            }
         }
     }
-    // A field that the delegate leaves out has the value of the rule that delegates, as in Istio.
-    let defaults = root.clone();
-    written.rewrite = written.rewrite.or(defaults.rewrite);
-    written.timeout = written.timeout.or(defaults.timeout);
-    written.retries = written.retries.or(defaults.retries);
-    written.fault = written.fault.or(defaults.fault);
-    written.cors_policy = written.cors_policy.or(defaults.cors_policy);
-    written.headers = written.headers.or(defaults.headers);
-    written.mirror = written.mirror.or(defaults.mirror);
-    written.mirror_percent = written.mirror_percent.or(defaults.mirror_percent);
-    written.mirror_percentage = written.mirror_percentage.or(defaults.mirror_percentage);
-    if written.mirrors.is_empty() {
-        written.mirrors = defaults.mirrors;
-    }
+    let changes_of = inherit(own, root, &mut written);
     EffectiveRule {
         document: delegate.document,
         namespace,
-        broken: outer.or_else(|| fault_in(delegate.document, &field)),
+        changes_of,
+        broken,
         field,
         written: Cow::Owned(written),
         problem,
     }
+}
+
+/// Gives each field that a delegate's rule leaves out the value of the rule that delegates, as Istio
+/// does. Returns the namespace of the latter if it changes requests so.
+fn inherit<'i>(
+    own: &'i Namespace,
+    root: &VirtualServiceRoute,
+    written: &mut VirtualServiceRoute,
+) -> Option<&'i Namespace> {
+    let changes = written.rewrite.is_none() && root.rewrite.is_some()
+        || written.headers.is_none() && root.headers.is_some();
+    let inherit = |destination: &mut Destination| {
+        // A short name is one of the namespace where it is written.
+        if !destination.host.contains('.') {
+            destination.host = format!("{}.{own}", destination.host);
+        }
+    };
+    written.rewrite = written.rewrite.take().or_else(|| root.rewrite.clone());
+    written.timeout = written.timeout.or(root.timeout);
+    written.retries = written.retries.take().or_else(|| root.retries.clone());
+    written.fault = written.fault.take().or_else(|| root.fault.clone());
+    written.cors_policy = written
+        .cors_policy
+        .take()
+        .or_else(|| root.cors_policy.clone());
+    written.headers = written.headers.take().or_else(|| root.headers.clone());
+    if written.mirror.is_none() {
+        written.mirror.clone_from(&root.mirror);
+        written.mirror.iter_mut().for_each(inherit);
+    }
+    written.mirror_percent = written.mirror_percent.take().or(root.mirror_percent);
+    written.mirror_percentage = written.mirror_percentage.take().or(root.mirror_percentage);
+    if written.mirrors.is_empty() {
+        written.mirrors.clone_from(&root.mirrors);
+        let mirrors = written.mirrors.iter_mut();
+        mirrors.for_each(|it| inherit(&mut it.destination));
+    }
+    changes.then_some(own)
 }
 
 /// Returns the matches with the full names of their Gateways, which two namespaces may spell

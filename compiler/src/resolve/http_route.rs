@@ -343,6 +343,7 @@ fn attach(
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
             document: route.document,
+            changes_of: None,
             field: field.clone(),
             report,
             broken,
@@ -377,8 +378,7 @@ fn attach(
                 mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
-            let is_within = add(rule);
-            if !is_within {
+            if !add(rule) {
                 return;
             }
         }

@@ -213,8 +213,20 @@ fn is_selected(workload: &Workload, namespace: &Namespace, labels: &Labels) -> b
             .all(|(k, v)| workload.labels.get(k) == Some(v))
 }
 
-/// What preferences say of one target for one subject: the first that allows it, and the first that
-/// does not.
+/// Traffic that preferences are compared about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum TrafficPart {
+    /// A workload by its index.
+    Workload(usize),
+    ServicePort(ServiceKey, u16),
+    WholeGateway(ServiceKey),
+    Listener(ServiceKey, String),
+    /// Any single listener of the Gateway: what a preference about the whole Gateway overlaps.
+    SomeListener(ServiceKey),
+}
+
+/// What preferences say of one target for one part of the traffic: the first that allows it, and
+/// the first that does not.
 #[derive(Default, Clone, Copy)]
 struct Opinions {
     allowed: Option<usize>,
@@ -225,10 +237,9 @@ struct Opinions {
 struct Disagreements<'a> {
     workloads: &'a [Workload],
     comparisons_left: usize,
-    /// Opinions about workloads by index, service ports and listeners as text, and each target.
-    opinions: BTreeMap<(String, &'static str), Opinions>,
-    /// For each preference and target, another preference that disagrees.
-    other_sides: BTreeMap<(usize, &'static str), usize>,
+    opinions: BTreeMap<(TrafficPart, &'static str), Opinions>,
+    /// For each preference, the parts whose opinions its own are compared with.
+    overlaps: Vec<Vec<TrafficPart>>,
 }
 
 impl<'a> Disagreements<'a> {
@@ -237,70 +248,92 @@ impl<'a> Disagreements<'a> {
             workloads,
             comparisons_left: OFFLOAD_COMPARISONS_PER_TENANT_MAX,
             opinions: BTreeMap::new(),
-            other_sides: BTreeMap::new(),
+            overlaps: Vec::new(),
         }
     }
 
-    /// Adds the preference with the index `at`. Returns false if that would take more comparisons
-    /// than the tenant may use.
+    /// Adds the preference with the index `at`, which is the number of those added before. Returns
+    /// false if that would take more comparisons than the tenant may use.
     fn add(&mut self, at: usize, preference: &OffloadIr) -> bool {
-        let subjects: Vec<String> = match &preference.subject {
-            OffloadSubject::Workloads(labels) => {
-                let cost = self.workloads.len();
-                let Some(left) = self.comparisons_left.checked_sub(cost) else {
-                    return false;
-                };
-                self.comparisons_left = left;
-                let workloads = self.workloads.iter();
-                let selected =
-                    workloads.filter(|it| is_selected(it, &preference.namespace, labels));
-                selected.map(Workload::uid).collect()
-            }
-            OffloadSubject::ServicePort(service, port) => vec![format!("{service}:{port}")],
-            OffloadSubject::Listeners(listeners) => vec![listeners.to_string()],
+        let Some((covered, overlapping)) = self.parts(preference) else {
+            return false;
         };
         let named = preference.targets.named().into_iter();
         for (target, permission) in named.filter_map(|(name, it)| Some((name, it?))) {
-            for subject in &subjects {
-                self.add_opinion(at, subject, target, permission);
+            for part in &covered {
+                let opinions = self.opinions.entry((part.clone(), target)).or_default();
+                let side = match permission {
+                    OffloadPermission::Allowed => &mut opinions.allowed,
+                    OffloadPermission::Never => &mut opinions.never,
+                };
+                side.get_or_insert(at);
             }
         }
+        self.overlaps.push(overlapping);
         true
     }
 
-    fn add_opinion(
-        &mut self,
-        at: usize,
-        subject: &str,
-        target: &'static str,
-        permission: OffloadPermission,
-    ) {
-        let opinions = self
-            .opinions
-            .entry((subject.to_owned(), target))
-            .or_default();
-        let (same, other) = match permission {
-            OffloadPermission::Allowed => (&mut opinions.allowed, opinions.never),
-            OffloadPermission::Never => (&mut opinions.never, opinions.allowed),
-        };
-        same.get_or_insert(at);
-        if let Some(other) = other {
-            self.other_sides.entry((at, target)).or_insert(other);
-            self.other_sides.entry((other, target)).or_insert(at);
+    /// Returns the parts that the preference is about, and those that share traffic with it. `None`
+    /// means that the tenant has used up its comparisons.
+    fn parts(&mut self, preference: &OffloadIr) -> Option<(Vec<TrafficPart>, Vec<TrafficPart>)> {
+        match &preference.subject {
+            OffloadSubject::Workloads(labels) => {
+                let left = self.comparisons_left.checked_sub(self.workloads.len())?;
+                self.comparisons_left = left;
+                let workloads = self.workloads.iter().enumerate();
+                let selected = workloads
+                    .filter(|(_, it)| is_selected(it, &preference.namespace, labels))
+                    .map(|(index, _)| TrafficPart::Workload(index));
+                let parts: Vec<TrafficPart> = selected.collect();
+                Some((parts.clone(), parts))
+            }
+            OffloadSubject::ServicePort(service, port) => {
+                let parts = vec![TrafficPart::ServicePort(service.clone(), *port)];
+                Some((parts.clone(), parts))
+            }
+            OffloadSubject::Listeners(listeners) => Some(listener_parts(listeners)),
         }
     }
 
     /// Reports each disagreement at the objects of both sides.
     fn report(self, resolved: &[(&Document, OffloadIr)], report: &mut DiagnosticCollector) {
-        for ((at, target), other) in self.other_sides {
-            let (document, other) = (resolved[at].0, &resolved[other].1);
-            let problem = format!(
-                "OffloadPreference {}/{} says otherwise for a part of the same traffic, for which {target} is never used",
-                other.namespace, other.name
-            );
-            let fix = "write the same value in both, or let only one of them name the target";
-            let field = format!("spec.targets.{target}");
-            report.error(Code::PreferencesDisagree, document, field, problem, fix);
+        for ((document, preference), overlaps) in resolved.iter().zip(&self.overlaps) {
+            let named = preference.targets.named().into_iter();
+            for (target, permission) in named.filter_map(|(name, it)| Some((name, it?))) {
+                let mut others = overlaps.iter().filter_map(|part| {
+                    let opinions = self.opinions.get(&(part.clone(), target))?;
+                    match permission {
+                        OffloadPermission::Allowed => opinions.never,
+                        OffloadPermission::Never => opinions.allowed,
+                    }
+                });
+                let Some(other) = others.next() else {
+                    continue;
+                };
+                let other = &resolved[other].1;
+                let problem = format!(
+                    "OffloadPreference {}/{} says otherwise for a part of the same traffic, for which {target} is never used",
+                    other.namespace, other.name
+                );
+                let fix = "write the same value in both, or let only one of them name the target";
+                let field = format!("spec.targets.{target}");
+                report.error(Code::PreferencesDisagree, document, field, problem, fix);
+            }
+        }
+    }
+}
+
+/// Returns the parts that a preference about listeners covers, and those that share traffic with it:
+/// a whole Gateway overlaps each of its listeners.
+fn listener_parts(listeners: &ListenerSelector) -> (Vec<TrafficPart>, Vec<TrafficPart>) {
+    let gateway = || listeners.gateway.clone();
+    let whole = TrafficPart::WholeGateway(gateway());
+    let some = TrafficPart::SomeListener(gateway());
+    match &listeners.section_name {
+        None => (vec![whole.clone()], vec![whole, some]),
+        Some(section) => {
+            let one = TrafficPart::Listener(gateway(), section.clone());
+            (vec![one.clone(), some], vec![one, whole])
         }
     }
 }

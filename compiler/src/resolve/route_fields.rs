@@ -98,6 +98,8 @@ pub(crate) fn parent_service(
 /// makes it refuse.
 pub(crate) struct RuleContext<'a> {
     pub(crate) document: &'a Document,
+    /// Namespace of another object whose changes of requests apply in this rule.
+    pub(crate) changes_of: Option<&'a Namespace>,
     /// Path of the rule, e.g. `spec.rules[3]`.
     pub(crate) field: String,
     pub(crate) report: &'a mut DiagnosticCollector,
@@ -106,6 +108,14 @@ pub(crate) struct RuleContext<'a> {
     /// Status of the response if the rule or a backend refuses a request.
     pub(crate) refusal_status: u16,
     pub(crate) regexes: &'a mut RegexBudget,
+}
+
+impl RuleContext<'_> {
+    /// Returns whether each object that changes requests in this rule is of this namespace.
+    pub(crate) fn may_change_requests_to(&self, namespace: &Namespace) -> bool {
+        let own = self.document.object.key().namespace;
+        own == *namespace && self.changes_of.is_none_or(|it| it == namespace)
+    }
 }
 
 /// Memory that the regular expressions of a service may still use.
@@ -225,10 +235,19 @@ impl RuleContext<'_> {
     /// it as data planes read it.
     pub(crate) fn regex(&mut self, written: &str) -> Result<String, FieldIssue> {
         let pattern = pattern::without_quotes(written);
-        let one = pattern::cost(&pattern).map_err(|problem| {
-            FieldIssue::new("", problem, "use RE2 syntax; the whole text must match")
-                .with_code(Code::InvalidRegex)
-        })?;
+        let fix = "use RE2 syntax; the whole text must match";
+        self.charge_regex(pattern::cost(&pattern), fix)?;
+        Ok(pattern.into_owned())
+    }
+
+    /// Subtracts the memory of a regular expression from the service's budget.
+    pub(crate) fn charge_regex(
+        &mut self,
+        cost: Result<usize, String>,
+        fix: &str,
+    ) -> Result<(), FieldIssue> {
+        let one = cost
+            .map_err(|problem| FieldIssue::new("", problem, fix).with_code(Code::InvalidRegex))?;
         let needed = one.saturating_mul(self.regexes.copies);
         if needed > self.regexes.bytes_left {
             let service = &self.regexes.service;
@@ -244,7 +263,7 @@ impl RuleContext<'_> {
         }
         self.regexes.bytes_left -= needed;
         self.regexes.charge_gateways(one);
-        Ok(pattern.into_owned())
+        Ok(())
     }
 
     /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests

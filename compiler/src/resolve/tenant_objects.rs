@@ -23,32 +23,12 @@ use canal_model::policy::secret::Secret;
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
+pub(crate) use canal_diagnostics::Sourced;
+
 use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::OBJECTS_PER_TENANT_MAX;
 use crate::precedence::seniority;
-
-/// An object together with its document.
-pub(crate) struct Sourced<'a, T> {
-    pub(crate) document: &'a Document,
-    pub(crate) object: &'a T,
-}
-
-impl<T> Sourced<'_, T> {
-    /// Returns the first fault in a field that starts with `prefix`, or in a field that contains
-    /// it.
-    pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
-        let is_around = |field: &str| {
-            prefix
-                .strip_prefix(field)
-                .is_some_and(|rest| rest.starts_with(['.', '[']))
-        };
-        let mut faults = self.document.faults.iter();
-        faults
-            .find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field))
-            .map(|fault| fault.problem.as_str())
-    }
-}
 
 /// All objects of a tenant, sorted by kind.
 #[derive(Default)]
@@ -134,6 +114,11 @@ impl<'a> TenantObjects<'a> {
             );
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
+        Self::of(documents)
+    }
+
+    /// Sorts documents by kind. Within a kind they keep their order.
+    pub(crate) fn of(documents: impl IntoIterator<Item = &'a Document>) -> Self {
         let mut corpus = TenantObjects::default();
         documents
             .into_iter()

@@ -6,7 +6,7 @@ use std::num::NonZeroU8;
 
 use canal_model::authorization::{Attribute, AttributeMatch};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::preferences::{
     PriorityClass, PriorityMatch, PriorityRule, TrafficPriority,
 };
@@ -15,7 +15,6 @@ use canal_ir::preferences::{PriorityIr, PriorityMatchIr, PriorityRuleIr};
 
 use super::http_route::{http_match, matches};
 use super::offload_preference::{PreferenceReferences, listeners};
-use super::policy::values::{self, ValueContext};
 use super::route_fields::{FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -23,6 +22,7 @@ use crate::limits::{
     ASSERTING_PRINCIPALS_MAX, PRIORITY_MATCHES_PER_TENANT_MAX, REGEXES_PER_SERVICE_BYTES_MAX,
     RULES_PER_PRIORITY_MAX, TRAFFIC_PRIORITIES_PER_TENANT_MAX,
 };
+use canal_security_policies::values::{self, ValueContext};
 
 /// Default of `spec.highShare`, in percent. A class that most requests have would order nothing.
 const HIGH_SHARE: u8 = 30;
@@ -99,6 +99,7 @@ fn priority(
         budget.matches_left = left;
         let mut context = RuleContext {
             document,
+            changes_of: None,
             field,
             report: &mut *report,
             broken: fault_in(sourced, at),
@@ -221,7 +222,7 @@ fn resolve_match(
 
 fn read_principal(
     known: PreferenceReferences<'_>,
-    own: &canal_model::ids::Namespace,
+    own: &Namespace,
     value: &str,
 ) -> Result<AttributeMatch, values::ValueIssue> {
     let context = ValueContext {

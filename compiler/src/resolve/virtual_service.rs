@@ -95,6 +95,7 @@ pub(crate) fn resolve(
             break;
         }
     }
+    all.delegates.record_comparisons(budget);
     all.rules
 }
 
@@ -338,6 +339,7 @@ impl VirtualServices<'_> {
         for (at, rule) in written.enumerate() {
             let mut reading = RuleContext {
                 document: rule.document,
+                changes_of: rule.changes_of,
                 field: rule.field.clone(),
                 report,
                 broken: broken.clone().or_else(|| rule.broken.clone()),

@@ -9,7 +9,7 @@ use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{
-    ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of,
+    ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of, validation_of,
 };
 use canal_compiler::oracle_relay::{self, RelayVerdict};
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
@@ -62,7 +62,14 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         IngressVerdict::NoHost => "404, no listener has the host".to_owned(),
         IngressVerdict::Closed(fault) => format!("404, closed {}", fault.reason.as_str()),
         IngressVerdict::Routed { listener, verdict } => {
-            format!("{listener}: {}", verdict_text(ir, verdict))
+            let validation = match transport {
+                ArrivalTransport::Plaintext => None,
+                ArrivalTransport::Tls(name) => validation_of(found, port, name),
+            };
+            let clients = validation.map_or(String::new(), |it| {
+                format!(" ({} of clients)", it.mode.as_str())
+            });
+            format!("{listener}{clients}: {}", verdict_text(ir, verdict))
         }
     };
     format!("{arrival}\n  => {verdict}\n")

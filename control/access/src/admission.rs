@@ -15,6 +15,8 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 /// Prefix lengths of the ranges by which unknown sources are counted, for IPv4 and IPv6.
+/// A /64 is one IPv6 subnet (RFC 4291 §2.5.4), all of whose addresses one host can use. The /24 was
+/// chosen: its addresses mostly have one owner.
 const RANGE_BITS: (u8, u8) = (24, 64);
 
 /// The permit of one open connection: first its source's, then its owner's.
@@ -161,13 +163,13 @@ impl Sources {
             .flat_map(|view| view.of(ResourceKind::Replica));
         sources
             .provider
-            .extend(replicas.filter_map(|entry| match &entry.resource {
+            .extend(replicas.filter_map(|entry| match entry.resource.as_ref() {
                 Resource::Replica(replica) => Some(IpAddr::from(replica.underlay)),
                 _ => None,
             }));
         for (tenant, view) in &catalog.tenants {
             for entry in view.of(ResourceKind::Node) {
-                let Resource::Node(node) = &entry.resource else {
+                let Resource::Node(node) = entry.resource.as_ref() else {
                     continue;
                 };
                 let owner = sources
@@ -179,7 +181,7 @@ impl Sources {
                 }
             }
             for entry in view.of(ResourceKind::Tenant) {
-                let Resource::Tenant(declared) = &entry.resource else {
+                let Resource::Tenant(declared) = entry.resource.as_ref() else {
                     continue;
                 };
                 declared

@@ -26,11 +26,18 @@ use crate::now_seconds;
 use crate::shares::TenantLimits;
 
 /// Maximum number of open connections on which a request had a valid token.
+/// Above the 20,000 streams of data planes (`STREAMS_MAX`), so that operators can connect beside as
+/// many data planes with a connection each.
 pub const CONNECTIONS_MAX: usize = 25_000;
 /// Maximum number of open connections that have not sent a valid token.
+/// Clients that never authenticate fill it at 1,000 new connections a second, because each is
+/// closed after [`HANDSHAKE_TIMEOUT`]. Then the oldest connection of the source with the most gives
+/// way.
 pub const UNAUTHENTICATED_MAX: usize = 5_000;
 /// File descriptors that connections leave for the store, the tenants' files, and other files that
 /// the controller opens.
+/// The two admin ports and the admin socket may use 192 of them (`ADMIN_CONNECTIONS_MAX` each),
+/// which leaves 64 for the rest. Nobody measured this value.
 pub const FILES_RESERVED: u64 = 256;
 /// Time after which a connection without a request that has a valid token is closed. It includes
 /// TLS and the HTTP/2 preface.
@@ -38,6 +45,7 @@ pub const FILES_RESERVED: u64 = 256;
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after accept(2) failed, so that the listener does not spin. The usual reason is that no
 /// file descriptors are left.
+/// It limits the failing calls to ten a second.
 const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 /// Interval between checks of the server certificate's age.
 /// The certificate lives for thirty days and is renewed at half, so that an hour more does no harm.

@@ -16,12 +16,20 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 /// Maximum number of entries in the file.
+/// One tenant at its limit of nodes (8,192, `NODES_PER_TENANT_MAX`) and the provider's components
+/// fit.
 pub const PRINCIPALS_MAX: usize = 10_000;
 /// Maximum bytes of the file.
+/// These are 838 bytes for each of [`PRINCIPALS_MAX`] entries, which are a hash of 64 digits and
+/// some names.
 pub const PRINCIPALS_BYTES_MAX: u64 = 8 << 20;
 /// Maximum bytes of a token.
+/// A Kubernetes service account token has about 1 KiB. Each request hashes the token, so the limit
+/// bounds what a client without a valid one can cost.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Interval between checks of the file for changes.
+/// A removed token is refused from then on, so this is how long it may still be used. A check
+/// without a change is one stat(2).
 const POLL: Duration = Duration::from_secs(1);
 
 /// SHA-256 hash of a token.
@@ -161,6 +169,7 @@ impl Principals {
                 )),
             }
         }
+        // A file with a fault is refused whole: a part would lock out the principals of the rest.
         if faults.is_empty() {
             Ok(Self { entries, backends })
         } else {

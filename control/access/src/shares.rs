@@ -19,21 +19,33 @@ use canal_runtime::{
 };
 
 /// Maximum number of changes of all tenants that wait for the writer or are being prepared.
+/// A tenant's default share is 23 of them: 10 % of what the provider's part leaves. Nobody
+/// measured this value; memory is bounded by [`QUEUED_CHANGE_BYTES_MAX`].
 pub const QUEUED_CHANGES_MAX: u64 = 256;
 /// Maximum bytes of the changes of all tenants that wait or are being prepared.
+/// These are 16 requests of the largest size (`REQUEST_BYTES_MAX`); the default share of a tenant
+/// holds three.
 pub const QUEUED_CHANGE_BYTES_MAX: u64 = 1 << 30;
 /// Maximum bytes of all tenants' objects.
+/// After the provider's part, 460 tenants can use their whole default share of 8 MiB.
 pub const CONFIGURATION_BYTES_MAX: u64 = 4 << 30;
 /// Maximum bytes of the resources that the compiler makes of all tenants' objects.
+/// After the provider's part, 307 tenants can use their whole default share of 24 MiB.
 pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
 /// Maximum number of the resources that the compiler makes of all tenants' objects.
+/// After the provider's part, 150 tenants can use their whole default share of 30,000.
 pub const COMPILED_RESOURCES_MAX: u64 = 5_000_000;
 /// Maximum bytes of the route tables of all tenants' services in a gateway that serves all of them.
+/// After the provider's part, 57 tenants can use their whole default share of 128 MiB.
 pub const ROUTE_TABLE_BYTES_MAX: u64 = 8 << 30;
 /// Maximum bytes that the streams of all data planes are charged for names that the controller does
 /// not have itself.
+/// These are 16 streams of the largest charge (`STREAM_NAME_BYTES_MAX`); the default share of a
+/// tenant holds three. Beyond it, the stream that adds names ends.
 const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
 /// Divisor for the part of a limit that only the provider may take: a tenth.
+/// Gateways and operators of the provider are served from it when tenants use up the rest. The
+/// tenth was chosen, and nobody measured what they need.
 const RESERVE_DIVISOR: u64 = 10;
 
 /// Amounts of all limits of the controller that tenants share, as the provider sets them.
@@ -210,7 +222,7 @@ impl TenantLimits {
 /// Returns the shares that the provider wrote into the tenant's Tenant object.
 pub fn shares_of(view: &TenantCatalog) -> Option<&Shares> {
     view.of(ResourceKind::Tenant)
-        .find_map(|e| match &e.resource {
+        .find_map(|e| match e.resource.as_ref() {
             Resource::Tenant(tenant) => Some(&tenant.shares),
             _ => None,
         })

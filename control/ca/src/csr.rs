@@ -16,6 +16,8 @@ use x509_parser::x509;
 /// KiB.
 pub const CSR_BYTES_MAX: usize = 16 << 10;
 /// Accepted sizes of RSA moduli, in bits.
+/// NIST SP 800-131A disallows fewer. Signatures of larger keys take too long (see
+/// `SERVING_RSA_BITS_MAX`).
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 
 /// The reason that no certificate was issued. Each text states what to send instead.
@@ -181,6 +183,7 @@ fn check_names(csr: &X509CertificationRequest<'_>, requested: &Identity) -> Resu
                         && *uri != requested
                     {
                         return Err(CsrError::Name {
+                            // The client chose this text; the error stays a few lines long.
                             named: uri.chars().take(200).collect(),
                             requested,
                         });

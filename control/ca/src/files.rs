@@ -21,6 +21,7 @@ use crate::revocation::ImportedCrl;
 use crate::tenant::{CertificateRequest, TenantAuthority};
 
 /// Certificates in `cert-chain.pem` or `root-cert.pem`, at most.
+/// Data planes accept as many in a peer's chain (`CHAIN_CERTIFICATES_MAX`).
 pub const FILE_CERTIFICATES_MAX: usize = 8;
 
 /// The content of a trust domain's directory.
@@ -275,6 +276,7 @@ impl TenantAuthority {
             identity: &identity,
             names: &[],
             rsa: false,
+            // The certificate is verified and dropped, so it has the shortest lifetime.
             lifetime_seconds: 60,
         };
         let issued = self.issue(&probe_request, now).map_err(|e| e.to_string())?;
@@ -401,6 +403,7 @@ pub(crate) fn armored(label: &str, der: &[u8]) -> String {
     let mut out = format!("-----BEGIN {label}-----\n");
     let mut rest = text.as_str();
     while !rest.is_empty() {
+        // A line of PEM has 64 characters (RFC 7468 §2).
         let (line, more) = rest.split_at(rest.len().min(64));
         out.push_str(line);
         out.push('\n');

@@ -47,6 +47,8 @@ impl SigningCa {
         );
         p.distinguished_name.push(
             DnType::CommonName,
+            // A common name has at most 64 characters (RFC 5280 appendix A.1): 55, a space, and
+            // eight of the key's hash.
             format!("{} {own}", name.chars().take(55).collect::<String>()),
         );
         let pem = p.self_signed(&key).map_err(|e| e.to_string())?.pem();

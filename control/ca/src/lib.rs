@@ -29,17 +29,22 @@ pub use rotation::{
 pub use tenant::{CertificateRequest, IssuedLeaf, TenantAuthority};
 
 /// Maximum and default lifetime of a workload certificate, in seconds.
+/// istiod's default lifetime is also 24 hours.
 pub const LIFETIME_SECONDS_MAX: u64 = 24 * 3600;
 /// Minimum lifetime of a workload certificate, in seconds. With less, rotation at half the lifetime
 /// would not settle.
 pub const LIFETIME_SECONDS_MIN: u64 = 60;
 /// Certificates are valid from this many seconds before their issue, so that a receiver's clock may
 /// be behind.
+/// istiod allows two minutes. Clocks that NTP keeps differ by far less than either.
 pub const SKEW_SECONDS: u64 = 60;
 /// Lifetime of a root, in seconds: ten years.
+/// istiod's self-signed root has the same.
 pub const ROOT_LIFETIME_SECONDS: u64 = 10 * 365 * 24 * 3600;
 /// Lifetime of the controller's server certificate, in seconds: thirty days. It is renewed at half
 /// its lifetime.
+/// The controller issues it itself, so that no operator has to renew it; it was chosen, and nothing
+/// depends on it.
 pub const SERVER_LIFETIME_SECONDS: u64 = 30 * 24 * 3600;
 
 /// Returns the lifetime of a certificate: the requested one, limited to [`LIFETIME_SECONDS_MIN`]

@@ -15,8 +15,11 @@ use crate::issuer::moment;
 use crate::tenant::TenantAuthority;
 
 /// Validity of a CRL, in seconds: seven days. It is renewed after half of this time.
+/// Data planes of Canal use a list also after its end (`ExpirationPolicy::Ignore`), so that a
+/// controller that is down does not stop them; the value serves other readers of the list.
 pub const CRL_LIFETIME_SECONDS: u64 = 7 * 24 * 3600;
 /// CRLs in one file, at most.
+/// A bundle may have as many (`REVOKED_MAX` in `canal_model::trust`).
 const LISTS_MAX: usize = 16;
 
 /// A revoked serial and the time of its revocation.

@@ -50,8 +50,13 @@ pub struct RotationTimeouts {
 impl Default for RotationTimeouts {
     fn default() -> Self {
         Self {
+            // Workers apply an update far sooner. Nobody measured this value; the operator sets it by
+            // `--ca-rotation-settle`.
             settle: 5,
+            // A TLS handshake ends after 10 s at most. Nobody measured this value; the operator
+            // sets it by `--ca-retire-grace`.
             grace: 60,
+            // Ten times the grace. It only decides when the operator is warned.
             overdue: 600,
         }
     }

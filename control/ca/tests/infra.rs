@@ -14,6 +14,7 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
+/// A moment in January 2027, in seconds since 1970.
 const NOW: u64 = 1_800_000_000;
 
 fn verify(infra: &ControllerCa, root_pem: &str, name: &str, at: u64) -> Result<(), String> {

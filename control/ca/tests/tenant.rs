@@ -22,6 +22,7 @@ use rustls::server::WebPkiClientVerifier;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
 
+/// A moment in January 2027, in seconds since 1970.
 const NOW: u64 = 1_800_000_000;
 
 fn domain(s: &str) -> TrustDomain {

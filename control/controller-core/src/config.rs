@@ -26,6 +26,8 @@ use canal_trust::jwks::JwksOptions;
 use canal_trust::{CertificateRate, ISSUED_MAX, PROVIDER_RATE, TENANT_RATE, TrustOptions};
 
 /// Default of the limit [`ControllerLimits::request_bytes`].
+/// All files of a tenant's folder may have as many bytes (`TENANT_BYTES_MAX`), so that `canal
+/// apply` accepts what a folder may hold.
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
 /// Interval of HTTP/2 PINGs to a silent client, and the timeout of the answer: a half-open
 /// connection is detected within half a minute.

@@ -28,9 +28,13 @@ use crate::servers::{self, ControllerPorts};
 use crate::writer::{CatalogPublisher, CatalogWriter, QUEUE_MAX, WriterCommand, WriterQueues};
 
 /// Interval between retries of what the store refused.
+/// What the store refused waits in memory meanwhile. A full disk lasts longer than that. Nobody
+/// measured this value.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// Time that open requests get to finish when the controller stops.
 /// Streams end at once when the controller stops, so that only single requests need it.
+/// A change that is still being compiled then ends without an acknowledgment, so that its client
+/// has to repeat it.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Maximum number of fetched key sets that wait to be taken over.
 /// `take_key_sets` hands each to a task of its own, so that few ever wait.

@@ -434,6 +434,7 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
     );
     let until = Instant::now() + wait_limit();
     while root.status().await.diagnostics.is_empty() && Instant::now() < until {
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let found = errors(&root.status().await.diagnostics);

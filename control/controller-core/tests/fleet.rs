@@ -623,6 +623,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         r1.sync_and_report().await;
         r4.sync_and_report().await;
         e1.sync_and_report().await;
+        // Short beside the 600 ms of silence that are measured.
         node.drain(Duration::from_millis(5)).await;
         let shut: Vec<bool> = addresses(&node)
             .iter()

@@ -271,6 +271,7 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
         .any(|d| d.problem.contains("--jwks-hosts"))
     {
         assert!(Instant::now() < until, "the operator gets a diagnostic");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

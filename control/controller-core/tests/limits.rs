@@ -39,6 +39,7 @@ async fn refused(fixture: &ControllerFixture, reason: &str) {
 async fn streams_and_names() {
     let mut limits = ControllerLimits {
         streams: 2,
+        // One less than the names that are subscribed to below.
         names: 4,
         ..ControllerLimits::default()
     };
@@ -65,6 +66,7 @@ async fn streams_and_names() {
         > 1.0
         && Instant::now() < until
     {
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those
@@ -155,6 +157,7 @@ async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
     let until = Instant::now() + wait_limit();
     while fixture.metric(&of_alpha("max")).await > 1.0 {
         assert!(Instant::now() < until, "the Tenant's share is not in force");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // Held until here: a dropped stream would give back what it takes of the share.
@@ -322,6 +325,7 @@ async fn wait_for_close(connection: &mut tokio_rustls::client::TlsStream<TcpStre
 
 #[tokio::test]
 async fn silent_connections_block_no_other_and_are_closed() {
+    // A share of 25 % is nine of the 36 that the provider's part leaves.
     const PLACES: usize = 40;
     let mut limits = ControllerLimits {
         unauthenticated: PLACES,
@@ -385,6 +389,7 @@ async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
 
 #[tokio::test]
 async fn one_nodes_requests_block_no_other_nodes_certificates() {
+    // Large beside the tokens that come back while the test runs, one a second.
     const BURST: u32 = 60;
     let limits = ControllerLimits {
         tenant_rate: CertificateRate {

@@ -390,6 +390,7 @@ async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
     let until = Instant::now() + wait_limit();
     while fixture.metric(open).await > 0.1 {
         assert!(Instant::now() < until, "places are not free");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     begun(&fixture, "ann", tap("", &[])).await;

@@ -394,6 +394,8 @@ async fn a_stuck_subscriber_delays_no_other() {
     let mut quick = fixture.subscribe("n2").await;
     quick.settle().await;
     let mut worst = Duration::ZERO;
+    // Fewer than the 64 responses that may wait for a stuck stream (`PENDING_MAX`); the number was
+    // chosen.
     for i in 0..50u8 {
         let name = format!("s{i}");
         let begun = Instant::now();

@@ -328,6 +328,7 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
             Instant::now() < until,
             "with a fallback a node may hold a key"
         );
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut root = fixture.admin("root").await;
@@ -454,6 +455,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
             Instant::now() < until,
             "RSA is accepted if the tenant configures it"
         );
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

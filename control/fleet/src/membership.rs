@@ -26,6 +26,7 @@ use crate::report::{EDGES_MAX, EdgeReport, ReplicaReport, ReportError, az_number
 
 /// Maximum number of publications whose plan is remembered. A data plane that is further behind
 /// counts as having no table.
+/// An entry takes 16 bytes, so that all of them take 1 MiB.
 const PUBLICATIONS_MAX: usize = 65_536;
 
 /// Timeouts for edges and replicas that do not report.
@@ -50,10 +51,19 @@ pub struct SilenceTimeouts {
 impl Default for SilenceTimeouts {
     fn default() -> Self {
         Self {
+            // Seven of its reports are missing by then (one in 200 ms, `REPORT_MOVING_MS`), so that
+            // a few that are late close no AZ.
             edge_silent: Duration::from_millis(1500),
+            // Three of its reports are missing by then (one a second, `REPORT_MS`).
             replica_silent: Duration::from_secs(3),
+            // Its sessions count as ended then, which cannot be undone, so it is far longer. Nobody
+            // measured this value; the operator sets it by `--replica-gone-after`.
             gone: Duration::from_secs(30),
+            // Longer than the silence of a replica that counts, so that each can report twice
+            // before.
             grace: Duration::from_secs(5),
+            // Changes spread within a second, so only a replica that hangs or is overloaded needs
+            // longer. Nobody measured this value.
             lag: Duration::from_secs(5),
         }
     }

@@ -18,6 +18,8 @@ use crate::membership::{Membership, ReplicaRecord, is_moving};
 use crate::publication;
 
 /// Maximum number of simultaneous failures in the blast radius.
+/// A service has at most 8 backends (`BACKENDS_PER_SERVICE_MAX`), so that with 8 failures any
+/// service can be lost.
 const FAILURES_MAX: u32 = 8;
 
 /// Snapshot of the fleet at one moment.

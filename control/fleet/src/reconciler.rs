@@ -22,13 +22,18 @@ use crate::publication::{self, PublishedTables, TierPublication};
 use crate::tier::{TierState, TierUpdate};
 
 /// Time for which changes gather before a pass.
+/// It is a tenth of the interval of an edge's reports (`REPORT_MOVING_MS`), so that reports that
+/// arrive together cost one pass and a change is hardly delayed. Nobody measured this value.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Interval between checks for members that fell silent.
+/// A member's silence is noticed this much late, which is a fifteenth of the shortest timeout
+/// (`edge_silent`).
 const RECONCILE_INTERVAL: Duration = Duration::from_millis(100);
 /// Delay before a retry after the store refused.
 /// Five intervals between passes, so that a store that refuses is not tried in each pass.
 const STORE_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// The pause after a pass lasts this many times as long as the pass.
+/// So planning takes at most a quarter of one core, however fast changes come.
 const PLANNING_REST_FACTOR: u32 = 3;
 
 /// Handles of the controller that the reconciler uses.

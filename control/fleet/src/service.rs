@@ -27,9 +27,13 @@ use crate::membership::Membership;
 use crate::report::{EdgeReport, ReplicaReport, ReportError, az_number};
 
 /// Interval of a replica's reports in milliseconds.
+/// A replica that no edge probes is down after 3 s of silence (`replica_silent`), so that two
+/// reports may be lost.
 const REPORT_MS: u32 = 1000;
 /// Interval of an edge's reports, and of a replica's while tables of its services are in motion, in
 /// milliseconds.
+/// An edge counts as dead after 1.5 s of silence (`edge_silent`), so that six of its reports may be
+/// lost. Buckets move only after reports, so more frequent ones shorten a move.
 const REPORT_MOVING_MS: u32 = 200;
 
 /// The service to which edges and replicas report.

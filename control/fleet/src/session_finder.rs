@@ -24,6 +24,8 @@ const REPLICAS_TIMEOUT: Duration = Duration::from_secs(4);
 /// An edge sends ten reports meanwhile, of which one suffices.
 const EDGES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of sessions of one client that are shown.
+/// The paths of each are queried one after the other, and may cost [`EDGES_TIMEOUT`] each: about
+/// two minutes at most, if edges are silent. The rest is left out.
 const SHOWN_MAX: usize = 64;
 
 /// A session of the tenant on one replica.
@@ -163,6 +165,7 @@ pub async fn find_sessions(
 
 fn parse_client(text: &str) -> Result<SocketAddr, Status> {
     let client: SocketAddr = text.parse().map_err(|_| {
+        // The operator chose this text; the error stays one line.
         let text: String = text.chars().take(80).collect();
         Status::invalid_argument(format!(
             "{text:?} is not a client address; fix: write ADDRESS:PORT, with an IPv6 address in brackets"

@@ -21,6 +21,7 @@ pub(crate) fn parameters<const N: usize>(
             } else {
                 names.join(", ")
             };
+            // The client chose this text; the error stays one line.
             let short: String = name.chars().take(80).collect();
             return Err(Status::invalid_argument(format!(
                 "the parameter {short:?} is unknown; valid parameters: {known}; fix: remove it"

@@ -35,6 +35,8 @@ use crate::v1::{
 
 /// Bytes of object texts that one response converts to JSON, at most. Conversion costs the
 /// controller about ten times as much as sending.
+/// It equals the bytes of changes in one answer (`CHANGES_BYTES_MAX`). Nobody measured the value
+/// itself.
 pub const OBJECT_TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// Limits of one request and its response.

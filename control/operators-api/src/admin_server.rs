@@ -34,8 +34,11 @@ use tokio_util::sync::CancellationToken;
 use crate::dump;
 
 /// Maximum number of open connections per admin endpoint.
+/// Data planes have the same limit (`canal_runtime::admin`). A scraper and some operators need a
+/// few.
 pub const ADMIN_CONNECTIONS_MAX: usize = 64;
 /// Time within which a client must send a complete request head.
+/// Data planes have the same timeout (`canal_runtime::admin`).
 const HEAD: Duration = Duration::from_secs(10);
 
 /// Kind of an admin endpoint: it decides which paths are served and which clients are accepted.
@@ -105,6 +108,7 @@ pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc
         };
         // accept(2) usually fails because no file descriptor is free; wait instead of spinning.
         let Ok(stream) = accepted else {
+            // Ten attempts a second cost nothing, and an operator does not notice the wait.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };

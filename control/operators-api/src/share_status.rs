@@ -18,6 +18,7 @@ use crate::operator::OperatorScope;
 /// Percentage of use from which the provider is shown a share at data planes. Shares by which
 /// something was refused or revoked are shown too. All rows of all tenants at all gateways would be
 /// hundreds of thousands.
+/// The value was chosen so that a fifth is left when the provider first sees the share.
 const TIGHT_PERCENT: u128 = 80;
 /// Name of the component that stands for all nodes of a tenant together.
 const NODES: &str = "nodes";

@@ -12,6 +12,8 @@ use crate::{Finding, PlanTransition};
 
 /// Divisor for the number of services that may move at one time: one in this many, but at least
 /// one.
+/// The planner's number (docs/design/0003-cloud-tier.md), written again, because a check must not
+/// depend on what it checks.
 const WAVE: usize = 100;
 
 /// Returns true if the only change is the exchange of one backend, and the service still has the

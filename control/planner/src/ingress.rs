@@ -16,6 +16,7 @@ use crate::address::{addresses, capacity, full_capacity, place_of};
 use crate::{GatewayNumbers, UsedGatewayNumbers};
 
 /// The numbers that AZs may have.
+/// AZ a has the a-th eighth of each range (docs/design/0003-cloud-tier.md).
 const AZ_NUMBERS: RangeInclusive<u8> = 1..=7;
 
 /// The networks and numbers of Gateways.

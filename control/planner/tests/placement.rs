@@ -689,6 +689,7 @@ fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, cou
 
 #[test]
 fn the_linter_finds_violations_that_balancing_must_avoid() {
+    // With 100 services a wave is one service.
     let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     let child = |tier: &PromptTier| Plan {

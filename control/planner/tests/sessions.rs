@@ -7,6 +7,7 @@ use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
 
 /// Replicas that join in one test, at most.
+/// The number was chosen; joins beyond it do nothing.
 const REPLICAS_MAX: usize = 24;
 
 fn planned() -> impl Strategy<Value = SimEvent> {

@@ -24,9 +24,12 @@ use crate::turns::{Turn, TurnQueue};
 /// Maximum number of times that a change is prepared against a basis that turns out to be outdated.
 /// With one change of a tenant at a time that does not happen; without a limit it could repeat
 /// forever.
+/// Nobody measured this value.
 const ATTEMPTS_MAX: usize = 8;
 /// Maximum number of states of one tenant in one source that wait; beyond it the oldest are
 /// dropped. It must be at least two, so that the last content of a folder stays beside its removal.
+/// Each state holds the tenant's files, so 8 of 64 MiB (`TENANT_BYTES_MAX`) are half a gigabyte at
+/// most.
 const STATES_WAITING_MAX: usize = 8;
 
 /// A write request of an operator.
@@ -384,6 +387,7 @@ mod tests {
             store,
             metrics: Arc::new(ControllerMetrics::default()),
             limits,
+            compilers: Default::default(),
         });
         let (commits, ready) = mpsc::channel(1);
         let (catalogs, basis) = watch::channel(Arc::default());

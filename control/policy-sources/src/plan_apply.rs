@@ -219,6 +219,7 @@ impl ApplyPlan {
         ignore_missing: bool,
         is_provider: bool,
     ) {
+        // An empty list is more likely a mistake than an order to do nothing.
         if objects.is_empty() {
             self.refuse(
                 None,

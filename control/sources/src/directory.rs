@@ -115,6 +115,7 @@ impl Directory {
             .filter(|name| !present.contains(*name))
             .cloned()
             .collect();
+        // A directory that was removed is a tenant without files: its objects from files end.
         for tenant in gone {
             self.tenants.remove(&tenant);
             scan.changed.push(TenantFiles {

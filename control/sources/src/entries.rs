@@ -2,19 +2,48 @@
 //! them contains no secrets of others, and nothing that has no use.
 
 use canal_model::policy::config_map::CA_BUNDLE;
-use canal_model::policy::secret::{TLS_CERTIFICATE, TLS_KEY, TLS_SECRET};
+use canal_model::policy::secret::{
+    GENERIC_CA_BUNDLE, GENERIC_CERTIFICATE, GENERIC_KEY, REVOCATION_LISTS, TLS_CERTIFICATE,
+    TLS_KEY, TLS_SECRET,
+};
 use canal_yaml::tree::{YamlNode, YamlValue};
 
 use crate::limits::CA_BUNDLE_BYTES_MAX;
 
-/// Removes all entries but the CA certificates of a Secret, and the certificate and the key of one for
-/// TLS.
+/// Names of the fields with the entries of a Secret.
+const SECRET_DATA: [&str; 2] = ["data", "stringData"];
+/// Text in place of a list of revoked certificates, of which only the existence is of interest.
+const NOT_STORED: &str = "not stored";
+
+/// Removes all entries of a Secret but the CA certificates, and the certificate with its key of one
+/// for TLS or of one of no particular type that has both.
 pub(crate) fn remove_from_secret(root: &mut YamlNode) -> RemovedEntries {
-    let is_tls = root.field("type").and_then(YamlNode::text) == Some(TLS_SECRET);
+    let kind = root.field("type").and_then(YamlNode::text);
+    let is_generic = matches!(kind, None | Some("Opaque"));
+    let has = |name: &&str| {
+        let data = SECRET_DATA.iter().filter_map(|field| root.field(field));
+        data.into_iter().any(|data| data.field(name).is_some())
+    };
+    let pairs = [
+        (kind == Some(TLS_SECRET), [TLS_CERTIFICATE, TLS_KEY]),
+        (is_generic, [TLS_CERTIFICATE, TLS_KEY]),
+        (is_generic, [GENERIC_CERTIFICATE, GENERIC_KEY]),
+    ];
+    let kept = pairs.iter().find(|(is_of_kind, names)| {
+        *is_of_kind && (kind == Some(TLS_SECRET) || names.iter().all(has))
+    });
+    let serving: &[&str] = kept.map_or(&[], |(_, names)| names);
     let mut bundle_bytes = None;
-    let is_changed = retain_entries(root, &["data", "stringData"], |name, value| {
-        let is_serving = is_tls && (name == TLS_CERTIFICATE || name == TLS_KEY);
-        is_serving || is_kept_bundle(name, value, &mut bundle_bytes)
+    let is_changed = retain_entries(root, &SECRET_DATA, |name, value| {
+        let is_list = REVOCATION_LISTS.contains(&name);
+        let text = value.text().unwrap_or_default();
+        if is_list && !text.is_empty() && text != NOT_STORED {
+            value.value = YamlValue::Text(NOT_STORED.to_owned());
+            return (true, true);
+        }
+        let is_kept =
+            serving.contains(&name) || is_list || is_kept_bundle(name, value, &mut bundle_bytes);
+        (is_kept, false)
     });
     RemovedEntries {
         is_changed,
@@ -25,11 +54,12 @@ pub(crate) fn remove_from_secret(root: &mut YamlNode) -> RemovedEntries {
 /// Returns whether an entry has CA certificates that are kept. Sets their length if they are too long.
 fn is_kept_bundle(name: &str, value: &YamlNode, bundle_bytes: &mut Option<usize>) -> bool {
     let bytes = value.text().map_or(0, str::len);
-    let is_too_long = name == CA_BUNDLE && bytes > CA_BUNDLE_BYTES_MAX;
+    let is_bundle = name == CA_BUNDLE || name == GENERIC_CA_BUNDLE;
+    let is_too_long = is_bundle && bytes > CA_BUNDLE_BYTES_MAX;
     if is_too_long {
         *bundle_bytes = Some(bytes);
     }
-    name == CA_BUNDLE && !is_too_long
+    is_bundle && !is_too_long
 }
 
 /// The result of removing entries of a Secret or a ConfigMap.
@@ -43,21 +73,23 @@ pub(crate) struct RemovedEntries {
 pub(crate) fn remove_from_config_map(root: &mut YamlNode) -> RemovedEntries {
     let mut bundle_bytes = None;
     let of_data = retain_entries(root, &["data"], |name, value| {
-        is_kept_bundle(name, value, &mut bundle_bytes)
+        // ConfigMaps have only the entry of Gateway API.
+        let is_kept = name == CA_BUNDLE && is_kept_bundle(name, value, &mut bundle_bytes);
+        (is_kept, false)
     });
-    let of_binary = retain_entries(root, &["binaryData"], |_, _| false);
+    let of_binary = retain_entries(root, &["binaryData"], |_, _| (false, false));
     RemovedEntries {
         is_changed: of_data || of_binary,
         bundle_bytes,
     }
 }
 
-/// Removes the entries of these fields for which `is_read` does not hold. Returns whether it removed
-/// any.
+/// Removes the entries of these fields that are not kept. `keep` returns whether an entry is kept, and
+/// whether it changed the entry. Returns whether anything was removed or changed.
 fn retain_entries(
     root: &mut YamlNode,
     names: &[&str],
-    mut is_read: impl FnMut(&str, &YamlNode) -> bool,
+    mut keep: impl FnMut(&str, &mut YamlNode) -> (bool, bool),
 ) -> bool {
     let YamlValue::Map(fields) = &mut root.value else {
         return false;
@@ -68,9 +100,11 @@ fn retain_entries(
             continue;
         };
         if names.contains(&key.name.as_str()) {
-            let before = entries.len();
-            entries.retain(|(entry, value)| is_read(&entry.name, value));
-            is_changed |= entries.len() < before;
+            entries.retain_mut(|(entry, value)| {
+                let (is_kept, is_edited) = keep(&entry.name, value);
+                is_changed |= !is_kept || is_edited;
+                is_kept
+            });
         }
     }
     is_changed
@@ -100,6 +134,19 @@ mod tests {
                 "type: Opaque\ndata: {ca.crt: UEVN, password: c2VjcmV0}\n",
                 [false, false],
             ),
+            // Istio reads both of a Secret of no particular type.
+            (
+                "type: Opaque\ndata: {tls.crt: '', other: c2VjcmV0}\nstringData: {tls.key: ''}\n",
+                [true, true],
+            ),
+            (
+                "data: {cert: '', key: '', cacert: '', ca.crl: c2VjcmV0}\n",
+                [false, false],
+            ),
+            (
+                "type: example.com/other\ndata: {tls.crt: c2VjcmV0, tls.key: c2VjcmV0}\n",
+                [false, false],
+            ),
         ] {
             let parsed = parse("a.yaml", &format!("{head}{rest}"));
             assert_eq!(parsed.diagnostics, [], "{rest}");
@@ -119,7 +166,10 @@ mod tests {
             let Object::Secret(secret) = &document.object else {
                 panic!("{:?}", document.object);
             };
-            assert_eq!(secret.certificate.is_some(), expected[0]);
+            let is_generic = rest.contains("cacert");
+            assert_eq!(secret.certificate.is_some(), expected[0] || is_generic);
+            assert_eq!(secret.has_revocation_list, is_generic);
+            assert_eq!(secret.generic_ca.is_some(), is_generic);
             assert_eq!(secret.ca.is_some(), rest.contains("ca.crt"));
         }
     }

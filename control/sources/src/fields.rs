@@ -304,6 +304,8 @@ const SESSION_PERSISTENCE: KnownField = left_out(
 );
 
 /// Settings of the gateway's own files, and of clients' certificates.
+const SERVER_CLIENTS: &str =
+    "clients are validated by authorities only, which the Secret of the server names";
 const SERVER_FILES: &str = "certificates are read from Secrets only";
 const SERVER_FILES_FIX: &str = "name a Secret in credentialName";
 const SERVER_CIPHERS: &str = "Canal serves TLS 1.2 and 1.3 with ciphers of its own choice";
@@ -342,29 +344,25 @@ const ISTIO_GATEWAY: [KnownField; 16] = [
     ),
     never(
         "spec.servers[].tls.caCertificates",
-        CLIENT_CERTIFICATES,
-        REMOVE,
+        SERVER_FILES,
+        "write ca.crt into the Secret",
     ),
-    never(
-        "spec.servers[].tls.caCertCredentialName",
-        CLIENT_CERTIFICATES,
-        REMOVE,
-    ),
-    never("spec.servers[].tls.caCrl", CLIENT_CERTIFICATES, REMOVE),
-    never("spec.servers[].tls.crl", CLIENT_CERTIFICATES, REMOVE),
-    never(
-        "spec.servers[].tls.subjectAltNames",
-        CLIENT_CERTIFICATES,
-        REMOVE,
-    ),
+    never("spec.servers[].tls.caCrl", SERVER_CLIENTS, REMOVE),
+    never("spec.servers[].tls.crl", SERVER_CLIENTS, REMOVE),
+    never("spec.servers[].tls.subjectAltNames", SERVER_CLIENTS, REMOVE),
     never(
         "spec.servers[].tls.verifyCertificateSpki",
-        CLIENT_CERTIFICATES,
+        SERVER_CLIENTS,
         REMOVE,
     ),
     never(
         "spec.servers[].tls.verifyCertificateHash",
-        CLIENT_CERTIFICATES,
+        SERVER_CLIENTS,
+        REMOVE,
+    ),
+    never(
+        "spec.servers[].tls.insecureSkipVerify",
+        SERVER_CLIENTS,
         REMOVE,
     ),
     unless(
@@ -386,12 +384,7 @@ const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are ma
 const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
 const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
 
-const VIRTUAL_SERVICE: [KnownField; 16] = [
-    never(
-        "spec.http[].rewrite.uriRegexRewrite",
-        "rewriting a path by a regular expression is not supported in this version",
-        "use rewrite.uri",
-    ),
+const VIRTUAL_SERVICE: [KnownField; 15] = [
     never(
         "spec.tls[].match[].destinationSubnets",
         DESTINATION_SUBNETS,

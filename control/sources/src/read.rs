@@ -69,6 +69,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
         line: 1,
         column: 1,
     };
+    // Nothing of a file beyond a limit is read: a part could open what the rest closes.
     if text.len() > FILE_BYTES_MAX {
         let problem = format!(
             "the file has {} bytes, more than {FILE_BYTES_MAX}",

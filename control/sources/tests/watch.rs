@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
 /// Maximum time of a wait for the watcher on a quiet machine.
+/// It is 40 times the longest delay of a scan after events (`DELAY_MAX`).
 const SOON: Duration = Duration::from_secs(20);
 
 fn service(name: &str) -> String {

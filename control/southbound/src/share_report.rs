@@ -84,6 +84,7 @@ impl ShareReport {
             }
         };
         let bytes = state.encoded_len();
+        // A report stays in memory until the next one, so that its size is checked before its rows.
         if bytes > SHARE_REPORT_BYTES_MAX {
             return Err(ShareReportError::Bytes {
                 bytes,

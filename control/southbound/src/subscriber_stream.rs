@@ -121,6 +121,7 @@ impl Item {
         match self {
             // The constant stands for version, type URL and framing.
             Item::Put(e) => e.body.len() + e.name.len() + 128,
+            // Tag and length of a repeated field; the sum is approximate.
             Item::Remove((_, name)) => name.len() + 8,
         }
     }

@@ -20,9 +20,13 @@ use crate::share_report::ShareReport;
 use crate::subscriber_stream::{STREAM_NAME_BYTES_MAX, SubscriberProgress, TenantRefusals};
 
 /// Maximum number of open streams of all subscribers together.
+/// These are two for each of 10,000 principals (`PRINCIPALS_MAX`): while a data plane reconnects,
+/// its old stream may still be open.
 pub const STREAMS_MAX: usize = 20_000;
 /// Maximum number of open streams of one principal: the current one, and those whose end was not
 /// noticed yet. The oldest gives way.
+/// Nobody measured this value: one that a network failure left and one of a restart before are
+/// enough.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
 /// Maximum bytes that the streams of one principal are charged for names that the controller does
 /// not have itself. It equals the limit of one stream, so that three of them hold no more. The
@@ -31,8 +35,11 @@ pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
 /// A refusal that lasts longer is an alarm: the refused resource is not in force there, and its
 /// tenant may be closed.
+/// Changes spread within a second, so that a refusal that the next change repairs raises no alarm.
+/// Nobody measured this value.
 pub(crate) const STANDING_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of refused resources that one line of `canal status` names.
+/// The line then states how many more there are.
 const REFUSED_NAMED_MAX: usize = 4;
 
 /// The registry of subscribers and their streams.
@@ -418,6 +425,7 @@ impl OpenStream {
 
     /// Records which build the subscriber runs.
     pub(crate) fn record_build(&self, version: &str) {
+        // The subscriber chose this text, which stays in memory. Canal's own are far shorter.
         self.update(|r| r.version = version.chars().take(100).collect());
     }
 

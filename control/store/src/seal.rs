@@ -14,6 +14,7 @@ use crate::error::StoreError;
 /// The first bytes of a sealed key. PKCS#8 DER begins with 0x30, so the two cannot be confused.
 const MAGIC: &[u8] = b"CANAL1";
 /// Length of a store key, in bytes.
+/// AES-256 has keys of 256 bits.
 const KEY_BYTES: usize = 32;
 /// Bytes read from a key file. A file with more than 64 hexadecimal digits and white space is not a
 /// key.

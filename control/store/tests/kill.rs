@@ -18,8 +18,10 @@ use canal_store::{ObjectEdit, Store, StoreLimits, StoredObjectKey};
 use canal_timing::{assert_time, deadline};
 
 const CHILD: &str = "CANAL_STORE_KILL_CHILD";
+/// Ten rounds of each of the three ways in which the child is killed.
 const ROUNDS: u64 = 30;
 /// Maximum time of a child for one round.
+/// A round takes tens of milliseconds; it only ends one that hangs.
 const SOON: Duration = Duration::from_secs(10);
 
 fn key(name: &str) -> StoredObjectKey {

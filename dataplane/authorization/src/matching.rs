@@ -9,7 +9,9 @@ use ipnet::IpNet;
 use crate::attributes::{AttributeValue, AttributeVisibility, Attributes};
 use crate::ternary::Truth;
 
-/// Number of exact texts up to which they are scanned; longer lists are sorted and searched.
+/// Number of exact texts up to which they are scanned; longer lists are sorted and searched. Nobody
+/// measured where the two cost the same; a scan of a few short texts needs no sorting and ends at
+/// the first byte that differs.
 const SCAN_MAX: usize = 8;
 
 /// A [`PolicyRule`] in compiled form.

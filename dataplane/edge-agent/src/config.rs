@@ -7,7 +7,8 @@ use std::time::Duration;
 use canal_model::ids::{AzName, EdgeName};
 use canal_southbound_client::controller_client::ControllerEndpoint;
 
-/// Port of a replica's readiness endpoint, on its underlay address.
+/// Port of a replica's readiness endpoint, on its underlay address. Istio's number for health
+/// checks.
 pub const READINESS_PORT: u16 = 15021;
 /// Interval between two probes of one replica.
 /// Two failed probes mark a replica down, so that connections which begin a second after its end
@@ -17,10 +18,15 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// It is not longer than the interval, because the next probe waits for it.
 pub const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval between two reports if nothing changes and the controller requests no other interval.
+/// The controller may order 100 ms while buckets move, and 1 s at most. A change of health is
+/// reported at once, so the interval bounds only how old counters and loads are.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(500);
-/// A report without an answer after this time has failed.
+/// A report without an answer after this time has failed. It is the longest interval that the
+/// controller orders, so an answer that is later would meet the next report.
 pub const REPORT_TIMEOUT: Duration = Duration::from_millis(1000);
-/// Interval between two checks that program and maps are in place.
+/// Interval between two checks that program and maps are in place. Traffic that a removed program
+/// no longer forwards stops for as long. A check reads the kernel's lists, so it is not made with
+/// every report.
 pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Bytes that the underlay adds to a packet: outer IPv4, UDP, VXLAN and the inner Ethernet header
 /// (RFC 7348 §4.3).

@@ -6,6 +6,8 @@ use std::io;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType};
 
+/// Numbers of linux/rtnetlink.h, linux/netlink.h and linux/if_link.h. They belong to the kernel's
+/// stable interface.
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWLINK: u16 = 16;
 const NLM_F_REQUEST: u16 = 1;
@@ -40,6 +42,7 @@ pub fn mtu(device: &str) -> io::Result<u32> {
         SendFlags::empty(),
         &SocketAddrNetlink::new(0, 0),
     )?;
+    // The kernel's reply about one device has a few KiB.
     let mut answer = vec![0; 64 << 10];
     let (_, got) = rustix::net::recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
     answer.truncate(got);

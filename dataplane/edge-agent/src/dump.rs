@@ -11,7 +11,8 @@ use crate::config::EdgeConfig;
 use crate::kernel::KernelMaps;
 use crate::map_reconciler::MapReconciler;
 
-/// Omitted entries that the dump names, at most.
+/// Omitted entries that the dump names, at most. The metric `canal_edge_map_entries_omitted` counts
+/// all of them; the names are examples for a reader.
 const LEFT_OUT_SHOWN: usize = 100;
 
 /// The sources of the dump and of readiness.

@@ -1,9 +1,12 @@
 //! Decides when a replica counts as down and when as up again. Pure; [`crate::probe`] sends the
 //! probes.
 
-/// Consecutive failures after which a replica is down.
+/// Consecutive failures after which a replica is down. One probe may be lost, or meet a replica
+/// that is short of CPU for a moment. A third would add `PROBE_INTERVAL` and its timeout, 0.4 s, to
+/// the second within which new connections avoid a dead replica.
 pub const DOWN_AFTER: u8 = 2;
-/// Consecutive successes after which a replica is up again.
+/// Consecutive successes after which a replica is up again. As many as [`DOWN_AFTER`], so that one
+/// result flips nothing in either direction.
 pub const UP_AFTER: u8 = 2;
 
 /// The result of one probe.

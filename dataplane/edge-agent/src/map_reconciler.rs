@@ -17,7 +17,9 @@ use crate::desired_maps::{
 };
 use crate::map_writes::{MapWrite, count_differences, write_differences};
 
-/// Omitted entries that one update logs by name; a tenant may have thousands.
+/// Omitted entries that one update logs by name; a tenant may have thousands. The last line of the
+/// update has the number of the others. Sixteen lines show whose entries they are, and do not flood
+/// the log.
 const LOGGED_MAX: usize = 16;
 
 /// The kernel's maps, or a fake in tests.

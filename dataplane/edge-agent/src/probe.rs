@@ -196,7 +196,9 @@ impl From<hyper::Error> for ProbeError {
     }
 }
 
-/// Bytes of a response body, at most. A connection with a longer body is not reused.
+/// Bytes of a response body, at most. A connection with a longer body is not reused. A gateway's
+/// readiness answer names what is missing, which is far shorter; the limit is for another program
+/// that answers at the port.
 const BODY_BYTES_MAX: usize = 4 << 10;
 
 impl ProbeClient {

@@ -20,8 +20,10 @@ use crate::desired_maps::Tunnels;
 pub(crate) const TIMING: ReportTiming = ReportTiming {
     interval: REPORT_INTERVAL,
     interval_bounds: (Duration::from_millis(100), Duration::from_millis(1000)),
+    // A change of health is reported at once.
     interval_min: Duration::ZERO,
     timeout: REPORT_TIMEOUT,
+    // The first is short, because another controller usually answers.
     backoff: (Duration::from_millis(50), Duration::from_millis(1000)),
 };
 

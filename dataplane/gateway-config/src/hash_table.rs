@@ -6,7 +6,8 @@
 use canal_model::load_balancing::HashTableKind;
 use twox_hash::XxHash64;
 
-/// Most endpoints in a table.
+/// Most endpoints in a table. A position has 16 bits, and `u16::MAX` marks a free entry while a
+/// Maglev table is filled.
 pub(crate) const HASHED_ENDPOINTS_MAX: usize = 65_535;
 
 /// Returns the hash of a part of a request.
@@ -97,6 +98,7 @@ fn maglev(endpoints: &[(&str, u16)], size: usize) -> HashTable {
         skip: usize,
         position: u16,
     }
+    // No endpoint has this position (`HASHED_ENDPOINTS_MAX`).
     const FREE: u16 = u16::MAX;
     let mut permutations: Vec<Permutation> = endpoints
         .iter()
@@ -135,7 +137,8 @@ mod tests {
 
     const RING: HashTableKind = HashTableKind::Ring { size_min: 1024 };
     const MAGLEV: HashTableKind = HashTableKind::Maglev { size: 65_537 };
-    /// Number of hashes that the tests look up.
+    /// Number of hashes that the tests look up. Enough that the part of each endpoint is near its
+    /// expected one.
     const HASHES: u64 = 20_000;
 
     fn keys(count: usize) -> Vec<String> {

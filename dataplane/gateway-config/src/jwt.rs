@@ -26,7 +26,8 @@ use location::{ExtractedToken, TokenLocations};
 
 use crate::mutations::RequestMutations;
 
-/// Most tokens of one request.
+/// Most tokens of one request. Each needs at least one verification of its signature, so the number
+/// bounds what one request costs. Nobody measured how many clients send; most send one.
 pub(crate) const TOKENS_MAX: usize = 4;
 /// Most signatures verified for one request, over all its tokens, rules and attempts.
 /// As many as [`TOKENS_MAX`] tokens need that name no key, with `UNNAMED_KEYS_MAX` keys to try

@@ -35,7 +35,8 @@ pub struct HashBalancer {
     moved: Option<Box<[u16]>>,
 }
 
-/// Stands for an endpoint that a set has no longer.
+/// Stands for an endpoint that a set has no longer. Positions end below it
+/// (`HASHED_ENDPOINTS_MAX`).
 const GONE: u16 = u16::MAX;
 
 /// A hash table, and the endpoints of which it was built.
@@ -137,6 +138,7 @@ impl LoadBalancing {
             // More endpoints than fit into a table have the default.
             return (built.unwrap_or_default(), false);
         }
+        // The budget of this change is used up: the table before serves until the build's turn.
         let table = before.map(|it| it.table.clone());
         let stale = table.map(|table| HashBalancer::new(hash, table, endpoints));
         let stale = stale.map(|it| Self::ConsistentHash(Arc::new(it)));

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use canal_identity::{ListenerChoice, ListenerClientVerifier, Terminator};
+use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
 use canal_tls::TrustView;
 
@@ -24,9 +25,9 @@ pub enum PortTermination {
 
 /// What happens to the TLS of one listener's clients.
 #[derive(Debug)]
-pub(crate) enum ListenerTls {
+pub(crate) enum ListenerTlsMode {
     /// The listener terminates it. One that is closed has no terminator.
-    Terminated(Option<Arc<Terminator>>),
+    Terminated(Option<Arc<Terminator>>, ListenerClients),
     /// The listener relays it as it is.
     Passed,
 }
@@ -35,15 +36,14 @@ pub(crate) enum ListenerTls {
 #[derive(Debug)]
 pub struct ListenerTermination {
     /// What each listener does, by its host.
-    pub(crate) hosts: HostTable<ListenerTls>,
+    pub(crate) hosts: HostTable<ListenerTlsMode>,
     /// Trust of the tenant, by which failed handshakes are counted.
     pub trust: TrustView,
-    pub clients: PortClients,
 }
 
-/// The clients of a Gateway's port for HTTPS.
+/// The clients of a listener that terminates TLS.
 #[derive(Debug, Clone, Default)]
-pub enum PortClients {
+pub enum ListenerClients {
     /// They are not asked for a certificate.
     #[default]
     Unasked,
@@ -57,13 +57,21 @@ impl ListenerTermination {
     /// a name, only a listener for any host is one.
     pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
         match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
-            Some(ListenerTls::Terminated(Some(terminator))) => {
+            Some(ListenerTlsMode::Terminated(Some(terminator), _)) => {
                 ListenerChoice::Terminator(terminator)
             }
-            Some(ListenerTls::Terminated(None) | ListenerTls::Passed) => {
+            Some(ListenerTlsMode::Terminated(None, _) | ListenerTlsMode::Passed) => {
                 ListenerChoice::NoCertificate
             }
             None => ListenerChoice::NoListener,
+        }
+    }
+
+    /// Returns how the listener that [`Self::choose`] chooses validates clients.
+    pub fn clients(&self, server_name: Option<&str>) -> &ListenerClients {
+        match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
+            Some(ListenerTlsMode::Terminated(_, clients)) => clients,
+            Some(ListenerTlsMode::Passed) | None => &ListenerClients::Unasked,
         }
     }
 
@@ -71,7 +79,7 @@ impl ListenerTermination {
     /// then, which a closed listener has none of.
     pub fn passes_through(&self, server_name: Option<&str>) -> bool {
         let listener = self.hosts.get(server_name.unwrap_or_default().as_bytes());
-        matches!(listener, Some(ListenerTls::Passed))
+        matches!(listener, Some(ListenerTlsMode::Passed))
     }
 }
 
@@ -83,6 +91,8 @@ pub struct TerminationView {
     /// True if plaintext is refused.
     pub required: bool,
     broken: bool,
+    /// Certificates that clients with TLS must present.
+    clients: ClientCertificates,
     /// Names that clients may use; `None` if the tenant's own certificate determines them.
     names: Option<Vec<String>>,
 }
@@ -92,14 +102,27 @@ impl TerminationView {
         terminator: Option<Terminator>,
         required: bool,
         broken: bool,
+        clients: ClientCertificates,
         names: Option<Vec<String>>,
     ) -> Self {
         Self {
             terminator,
             required,
             broken,
+            clients,
             names,
         }
+    }
+
+    /// Returns whether a client may stay that connected before the Termination was as it is now.
+    /// `tls` is whether the client uses TLS, and `has_certificate` whether it proved an identity.
+    pub fn keeps(&self, tls: bool, has_certificate: bool) -> bool {
+        let is_refused = if tls {
+            self.clients == ClientCertificates::Required && !has_certificate
+        } else {
+            self.required
+        };
+        !self.broken && !is_refused
     }
 
     /// True if the Termination is broken; then every connection is refused.
@@ -121,6 +144,7 @@ impl TerminationView {
             None,
             required,
             broken,
+            ClientCertificates::None,
             Some(names.iter().map(ToString::to_string).collect()),
         )
     }

@@ -12,7 +12,9 @@ use canal_model::program::{BUCKETS, BucketTable, RateLimit};
 /// serve sessions that they still own. A tenth is divided among all of them, so that these sessions
 /// continue and the total stays within 1.1 times the limit.
 const FOLLOWERS_PART: f64 = 0.1;
-/// Part of a limit for a replica that the bucket tables do not contain, or not yet.
+/// Part of a limit for a replica that the bucket tables do not contain, or not yet. It is above
+/// zero so that the interval between two requests stays finite. A hundred such replicas add a tenth
+/// of the limit.
 const PART_MIN: f64 = 0.001;
 const SECOND: f64 = 1e9;
 

@@ -24,9 +24,12 @@ use crate::soft_drain;
 use crate::worker::{EngineShared, Worker};
 
 /// Interval at which idle connections to endpoints are checked for age and for a close by the peer.
+/// An idle connection to an endpoint may live 60 s, so a second more does not matter; a close by
+/// the peer is also seen when the connection is taken.
 const IDLE_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after an accept fails because files or memory are exhausted. A late accept is better than
-/// a busy loop.
+/// a busy loop. A client waits as long more at most once another connection has ended; the kernel's
+/// queue keeps it.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time in which connections react to a forced drain before the worker ends.
 /// It is far below the 2 s that the process waits for its tasks after it has forced the drain.

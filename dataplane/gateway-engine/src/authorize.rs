@@ -229,6 +229,7 @@ impl AuthorizationState {
                     }
                 };
             if token.is_some() {
+                // A mirror's copy is the same request, whose token was counted already.
                 valid += usize::from(!self.is_of_copy);
                 self.token = token;
             }

@@ -19,7 +19,9 @@ use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 /// Positions of the endpoints that a request has already tried.
 pub(crate) type TriedEndpoints = SmallVec<[usize; 3]>;
 
-/// Most entries of a hash table that are looked at for one request.
+/// Most entries of a hash table that are looked at for one request. It bounds the CPU of a request
+/// while most endpoints are ejected; beyond it, the hash selects among the endpoints that can be
+/// used.
 const HASH_ENTRIES_MAX: usize = 64;
 
 /// Selects an endpoint for a client with this address; `None` stands for the gateway itself. `hash`
@@ -311,6 +313,7 @@ mod tests {
         // A second is longer than the draws take.
         view.states[1].failed(now, Duration::from_secs(1));
         view.states[2].failed(now, Duration::from_secs(1));
+        // As above.
         for _ in 0..50 {
             assert!(
                 [0, 3].contains(

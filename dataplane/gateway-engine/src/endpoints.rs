@@ -20,7 +20,8 @@ use tokio::time::Instant;
 pub(crate) use http2::{Http2Upstream, StreamPermit};
 
 /// Number of consecutive failures after which the ejection time no longer doubles; the largest
-/// factor is 2^4.
+/// factor is 2^4. The longest ejection is 16 s, so a repaired endpoint is used again within that
+/// time.
 const DOUBLINGS_MAX: u32 = 4;
 /// Lowest ID of sets that belong to no snapshot; it is above all IDs that snapshots assign.
 const DIRECT: u64 = 1 << 63;
@@ -35,7 +36,8 @@ pub(crate) enum EndpointKey {
     Direct(u32, Option<Vni>, SocketAddr),
 }
 
-/// Most idle HTTP/1.1 connections to one endpoint for the same client.
+/// Most idle HTTP/1.1 connections to one endpoint for the same client. They are among the 256 of an
+/// endpoint, so that 32 clients can keep as many.
 const IDLE_PER_CLIENT_MAX: usize = 8;
 
 /// The client that owns a connection, where clients do not share them. Such a connection carries

@@ -162,6 +162,7 @@ pub(crate) fn http2(
     let mut response = Response::new(());
     let headers = response.headers_mut();
     if grpc {
+        // A gRPC client reads its status from fields of a response with HTTP status 200.
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(
             "grpc-status",

@@ -291,6 +291,7 @@ mod tests {
 
     use super::*;
 
+    // Eight times what the tenant may have (`SHARE`), so that most of them have to go.
     const ACCEPTED: usize = 64;
     const SHARE: u64 = 8;
 

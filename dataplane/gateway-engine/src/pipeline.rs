@@ -14,7 +14,8 @@ use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 
-/// Most attempts for one request: the first and two retries.
+/// Most attempts for one request: the first and two retries. As in Istio, whose default is two
+/// retries.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
 /// One unit of a client's traffic that passes through the phases: an HTTP request (`forward`), or a

@@ -17,18 +17,23 @@ use canal_wire::tier;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-/// Interval between two batches of connections that begin a soft drain.
+/// Interval between two batches of connections that begin a soft drain. A client's reconnect and
+/// its handshake take far less on a quiet machine, so one batch is done before the next.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time within which all of a service's connections on one worker begin their soft drain, if there
-/// are not too many.
+/// are not too many. That is 30 batches, which spreads the handshakes at the new head. Nobody
+/// measured this value.
 const ASK_WITHIN: Duration = Duration::from_secs(3);
 /// Most connections of one service that one worker drains at once, because each reconnects with a
-/// handshake.
+/// handshake. That makes 250 handshakes a second; a core makes more, so other connections are
+/// served meanwhile.
 const ASKED_AT_ONCE_MAX: usize = 25;
 /// Connections accepted at least this long after the move are not drained: they were steered here
-/// deliberately, because the new head did not accept them.
+/// deliberately, because the new head did not accept them. By then the edges have the new table,
+/// which the controller pushes to them. Nobody measured this value.
 const SETTLE_WITHIN: Duration = Duration::from_secs(1);
-/// Time after which a move ends, even if connections are left.
+/// Time after which a move ends, even if connections are left. A connection without a request for
+/// as long is closed as idle. At 250 a second, 15,000 busy ones of a service have had their turn.
 const MOVE_LASTS: Duration = Duration::from_secs(60);
 
 /// Buckets of one service whose head recently moved to another replica.

@@ -19,7 +19,8 @@ use smallvec::SmallVec;
 use crate::request_fields::{FIELDS, FieldValue, FinishedTraffic, RequestField};
 
 /// Most series that a worker finds by number. At the limit it forgets all of them, which costs only
-/// new lookups.
+/// new lookups. It is near the 10,000 label sets that a metric family may have; further ones are
+/// counted under `other`.
 const SERIES_MAX: usize = 8192;
 
 /// Labels of requests, in the order of their fields.
@@ -58,6 +59,7 @@ const MICROS: &[u64] = &[
     1_800_000_000,
     3_600_000_000,
 ];
+// The same numbers as milliseconds, because Istio uses one list for both.
 const BYTES: &[u64] = &[
     1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000,
     1_800_000, 3_600_000,

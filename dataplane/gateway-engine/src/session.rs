@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use canal_gateway_config::{PortClients, RequestThrottle, TenantView, WorkloadLabels, admit_all};
+use canal_gateway_config::{
+    ListenerClients, RequestThrottle, TenantView, TerminationView, WorkloadLabels, admit_all,
+};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::{CountGuard, TenantUsage};
 use canal_identity::ClientCertificate;
@@ -168,6 +170,13 @@ impl ClientSession {
         }
     }
 
+    /// Returns whether a Termination that is as it is now keeps the session's connection. It does not
+    /// concern clients with a node proxy, whose tunnels have proved an identity.
+    pub(crate) fn is_kept_by(&self, termination: &TerminationView) -> bool {
+        let is_tunnel = matches!(self.admission, SessionAdmission::Tunnel { .. });
+        is_tunnel || termination.keeps(self.tls, self.secured)
+    }
+
     /// True if the tenant has policies for any destination.
     pub(crate) fn is_policed(&self) -> bool {
         self.had_policies.get()
@@ -272,9 +281,9 @@ pub(crate) struct ClientPrincipal {
     pub(crate) server_name: Option<String>,
     /// The certificate that a listener validated. It proves no identity.
     pub(crate) certificate: Option<ClientCertificate>,
-    /// How the client's port validated clients when that was last looked at, and whether the client
+    /// How the client's listener validated clients when that was last looked at, and whether the client
     /// may stay.
-    pub(crate) validated: RefCell<(PortClients, bool)>,
+    pub(crate) validated: RefCell<(ListenerClients, bool)>,
 }
 
 impl Default for ClientPrincipal {
@@ -286,7 +295,7 @@ impl Default for ClientPrincipal {
             foreign: false,
             server_name: None,
             certificate: None,
-            validated: RefCell::new((PortClients::Unasked, true)),
+            validated: RefCell::new((ListenerClients::Unasked, true)),
         }
     }
 }
@@ -304,20 +313,22 @@ impl ClientPrincipal {
         }
     }
 
-    /// Returns whether the client may stay at a port that validates clients in this way now. What it
+    /// Returns whether the client may stay at a listener that validates clients in this way now. What it
     /// presented in its handshake is validated once more if the validation changed.
-    pub(crate) fn is_kept_by(&self, clients: &PortClients) -> bool {
+    pub(crate) fn is_kept_by(&self, clients: &ListenerClients) -> bool {
         let mut last = self.validated.borrow_mut();
         let is_same = match (&last.0, clients) {
-            (PortClients::Validated(old), PortClients::Validated(new)) => Arc::ptr_eq(old, new),
-            (PortClients::Unasked, PortClients::Unasked) => true,
+            (ListenerClients::Validated(old), ListenerClients::Validated(new)) => {
+                Arc::ptr_eq(old, new)
+            }
+            (ListenerClients::Unasked, ListenerClients::Unasked) => true,
             _ => false,
         };
         if !is_same {
             let is_kept = match clients {
-                PortClients::Unasked => true,
-                PortClients::Validated(verifier) => verifier.keeps(self.certificate.as_ref()),
-                PortClients::Refused => false,
+                ListenerClients::Unasked => true,
+                ListenerClients::Validated(verifier) => verifier.keeps(self.certificate.as_ref()),
+                ListenerClients::Refused => false,
             };
             *last = (clients.clone(), is_kept);
         }

@@ -10,7 +10,7 @@ use canal_gateway_config::WorkloadLabels;
 use hashbrown::HashMap;
 
 /// Most sources that a worker remembers. At the limit it forgets all numbers, which costs only new
-/// lookups.
+/// lookups. As many as a metric family may have label sets, of which a source is a part.
 const SOURCES_MAX: usize = 10_000;
 
 /// One workload as a source, with its number.

@@ -28,7 +28,8 @@ use crate::endpoints::SelectedEndpoint;
 use crate::worker::Worker;
 
 /// Timeout of a TCP connect or of opening a tunnel. The client waits in the meantime, so it is
-/// shorter than the limits of `canal_net`.
+/// shorter than the limits of `canal_net`. TCP repeats a lost SYN after 1 s and 3 s, so one or two
+/// lost packets are no failure.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection for one HTTP/1.1 exchange.

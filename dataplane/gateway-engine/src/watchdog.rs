@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use canal_gateway_io::clock::TICK;
 use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge};
 
-/// Interval at which the watchdog checks the heartbeats.
+/// Interval at which the watchdog checks the heartbeats. It is the interval of the heartbeats
+/// (`TICK`): more frequent checks would see the same ones again.
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of consecutive checks without a heartbeat after which a worker is stuck. Checks are
 /// counted instead of time, because a pause of the entire machine delays the watchdog too and
-/// proves nothing.
+/// proves nothing. The two assertions below bound it from both sides.
 const MISSED_LOOKS_MAX: u32 = 8;
 // A worker that is late by some ticks is not stuck.
 const _: () =

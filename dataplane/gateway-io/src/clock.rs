@@ -14,7 +14,9 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::time::Instant;
 
-/// Interval of the sweep. Deadlines fire up to this much late.
+/// Interval of the sweep. Deadlines fire up to this much late. The shortest default timeout that it
+/// serves is 2 s (`linger`), so a tenth of a second does not matter. It is the worker's heartbeat
+/// too.
 pub const TICK: Duration = Duration::from_millis(100);
 
 /// A number that no tenant has.

@@ -17,11 +17,11 @@ use canal_net::sys::monotonic_nanos;
 use canal_runtime::metrics::Counter;
 
 /// CPU time per round of a tenant with weight 100 while other tenants wait. Ten to twenty requests
-/// take this long.
+/// take this long. A tenant waits 0.5 ms for each other tenant that is ready.
 const QUANTUM: Duration = Duration::from_micros(500);
 /// Weight to which [`QUANTUM`] applies.
 const WEIGHT: u64 = 100;
-/// Largest effective weight; a round must stay short.
+/// Largest effective weight; a round must stay short. With it a tenant has 50 ms of a round.
 const WEIGHT_MAX: u64 = 10_000;
 
 /// A worker's scheduler. Clones share it.

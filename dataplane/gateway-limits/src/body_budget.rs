@@ -177,6 +177,7 @@ mod tests {
         const SHARE: u64 = 16 << 20;
         let budget = BodyBudget::new(4 * SHARE);
         let quarter = SHARE / 4;
+        // Four quarters fill the share.
         let mut own: Vec<BodyPermit> = (0..4)
             .map(|_| budget.take(1, SHARE, quarter).unwrap())
             .collect();

@@ -11,21 +11,27 @@ use canal_hbone::{CONNECTION_WINDOW, DATA_FRAME_BUDGET};
 use crate::limits::GatewayLimits;
 
 /// Most streams that the gateway opens on one connection to an endpoint, whatever the endpoint
-/// allows.
+/// allows. As many as a client has on a connection (`GatewayLimits::streams`), so that one
+/// connection can carry all of a client's requests.
 pub const UPSTREAM_STREAMS_MAX: usize = 250;
 /// Largest receive window of a stream, bytes: what the gateway may have to buffer for a slow other
-/// side.
+/// side. One window per round trip: 256 MB/s at 1 ms, 5 MB/s at 50 ms.
 pub const STREAM_WINDOW_MAX: u32 = 256 << 10;
-/// Bytes that h2 buffers per stream for sending before it reports no capacity.
+/// Bytes that h2 buffers per stream for sending before it reports no capacity. As much as the
+/// kernel buffers below it (`canal_net::sys::UNSENT_BYTES_MAX`), and less than h2's default of 400
+/// KiB.
 pub const SEND_BUFFER: usize = 256 << 10;
 /// Most streams that the peer opened and reset before they were accepted ("rapid reset",
-/// CVE-2023-44487).
+/// CVE-2023-44487). It is h2's default.
 pub const RAPID_RESETS_MAX: usize = 20;
-/// Most streams reset because of the peer's errors ("MadeYouReset", CVE-2025-8671).
+/// Most streams reset because of the peer's errors ("MadeYouReset", CVE-2025-8671). A quarter of
+/// h2's default of 1,024, and more than the 250 streams that a correct peer has open when it fails.
 pub const ERROR_RESETS_MAX: usize = 256;
-/// Number of reset streams that are remembered, so that late frames on them are not errors.
+/// Number of reset streams that are remembered, so that late frames on them are not errors. It is
+/// near h2's default of 50.
 pub const RESETS_REMEMBERED: usize = 64;
-/// Time for which a reset stream is remembered.
+/// Time for which a reset stream is remembered. Longer than h2's default of 1 s, because a frame
+/// may wait behind a lost packet that TCP retransmits.
 pub const RESET_MEMORY: Duration = Duration::from_secs(10);
 
 const _: () =

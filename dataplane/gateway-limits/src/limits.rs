@@ -42,26 +42,40 @@ pub struct GatewayLimits {
 impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
+            // Each needs two files, one of them to an endpoint: 201,024 with `FILES_BESIDE`.
             connections: 100_000,
+            // Half of all, so that one tenant leaves as many to the others.
             tenant_connections: 50_000,
+            // A fifth of all: connections of clients that prove nothing displace no others.
             unauthenticated: 20_000,
+            // Nobody measured this value; each takes at most the 10 s of a TLS handshake.
             handshakes: 8_192,
+            // One for every second connection: the other half may be idle.
             requests: 50_000,
+            // Below half of `requests`, so that two tenants cannot use all of it.
             tenant_requests: 20_000,
+            // 16,384 streams that stall in their first window of 64 KiB.
             buffer_bytes: 1 << 30,
+            // Each body counts twice, so 2,048 bodies of 64 KiB.
             body_bytes: 256 << 20,
+            // RFC 9113 §6.5.2 recommends no less than 100. 250 windows of 256 KiB are 63 MiB that
+            // one client can make a worker buffer.
             streams: 250,
+            // The codec's tables store no longer head.
             head_bytes: canal_h1::HEAD_BYTES_CAP as u32,
+            // Nobody measured this value. A request without an idle connection opens a new one.
             idle_per_endpoint: 256,
+            // With `UPSTREAM_STREAMS_MAX` 1,000 requests to one endpoint at a time; more wait.
             http2_per_endpoint: 4,
         }
     }
 }
 
 /// Files that a process opens in addition to connections with clients and endpoints: listeners,
-/// maps, logs, the controller.
+/// maps, logs, the controller. Nobody counted them all; each worker has some dozens.
 const FILES_BESIDE: u64 = 1024;
-/// Requests in flight for each copy of a request to a mirror.
+/// Requests in flight for each copy of a request to a mirror. So copies use a tenth of the files
+/// that requests may use.
 const REQUESTS_PER_MIRRORED: u64 = 10;
 
 impl GatewayLimits {
@@ -138,16 +152,27 @@ impl Default for GatewayTimeouts {
     fn default() -> Self {
         let s = Duration::from_secs;
         Self {
+            // As a TLS handshake has; a client that sends a head byte by byte gets no longer.
             head: s(10),
+            // A browser or pool that pauses for less keeps its connection.
             idle: s(60),
+            // nginx's default (`client_body_timeout`, `send_timeout`).
             client: s(60),
+            // Less than `client`: the body holds bytes of a budget that all tenants share.
             shown_body: s(15),
+            // Envoy's default of `stream_idle_timeout`.
             upstream: s(300),
+            // Envoy's default of the TCP proxy's `idle_timeout`.
             relay: s(3600),
+            // Every connection of a protocol in which the server speaks first waits as long.
             sniff: Duration::from_millis(100),
+            // nginx's default of an upstream's `keepalive_timeout`.
             upstream_idle: s(60),
+            // Enough for a client in use to send one more request, which tells it to close.
             drain_idle: s(4),
+            // Several round trips; a client that reads the response closes at once.
             linger: s(2),
+            // Short, because one failed connect may be a restart; it doubles.
             ejection: s(1),
         }
     }

@@ -20,6 +20,8 @@ use crate::limits::GatewayLimits;
 use crate::worker_counters::WorkerCounters;
 
 /// Most concurrent ext_authz checks of one tenant per worker. A further check counts as failed.
+/// Four workers together permit as many as Envoy does by default for a cluster (`max_requests`,
+/// 1,024).
 const EXT_AUTHZ_IN_FLIGHT_MAX: u64 = 256;
 
 /// Usage of one worker by one tenant.

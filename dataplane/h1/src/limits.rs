@@ -6,7 +6,7 @@ pub const HEAD_BYTES_CAP: usize = 64 * 1024;
 /// Hard cap of [`MessageLimits::headers_max`]. The parser's table is on the stack.
 pub const HEADERS_CAP: usize = 128;
 /// Number of CR LF pairs that are skipped before the start line. RFC 9112 §2.2 recommends at least
-/// one.
+/// one. Some old clients send one behind a body.
 pub const EMPTY_LINES_MAX: usize = 1;
 /// Digits of a Content-Length at most, so that the value fits into 63 bits with room for additions.
 pub(crate) const LENGTH_DIGITS_MAX: usize = 18;
@@ -43,12 +43,19 @@ impl MessageLimits {
     pub const DEFAULT: MessageLimits = MessageLimits {
         head_bytes_max: HEAD_BYTES_CAP,
         headers_max: HEADERS_CAP,
+        // The longest registered method, UPDATEREDIRECTREF, has 17 bytes.
         method_bytes_max: 32,
+        // RFC 9112 §3 recommends at least 8,000.
         target_bytes_max: 16 * 1024,
+        // Half of a head, for a long cookie or token beside other fields.
         field_bytes_max: 32 * 1024,
+        // RFC 9112 §7.1.1 advises a limit; hardly any client sends extensions.
         chunk_extension_bytes_max: 256,
+        // So that many small chunks cannot carry more bytes of extensions than a head's quarter.
         chunk_extensions_bytes_max: 16 * 1024,
+        // Trailers come after what routing reads, and are buffered until they end.
         trailer_bytes_max: 8 * 1024,
+        // Half of a head's field lines.
         trailers_max: 64,
     };
 }

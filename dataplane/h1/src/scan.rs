@@ -14,6 +14,8 @@ use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
 
 /// Number of new bytes after which an unfinished head is parsed again even if no line has ended.
+/// Then a line that is too long is refused before the buffer is full. The longest head is parsed 16
+/// times for this reason.
 const REPARSE_BYTES: usize = 4096;
 
 /// Progress of earlier calls in an unfinished head. Only LF can finish a head or a line, so most

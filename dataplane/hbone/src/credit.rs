@@ -12,17 +12,22 @@ use canal_runtime::metrics::{Gauge, GaugeGuard};
 use tokio::time::Instant;
 
 /// Time that a stream waits for its first credit, although its own window is untouched, until its
-/// connection is passed by.
+/// connection is passed by. A peer that reads gives it within a round trip. Nodes give up an
+/// attempt after 600 ms, so a second connection can still serve the stream.
 const FIRST_CREDIT_TIME: Duration = Duration::from_millis(200);
 /// Longest time for which a connection is passed by after the last stream that waited has given up.
-/// The peer may have given credit since.
+/// The peer may have given credit since. As long as a connection may be doubtful (`DOUBT_LASTS`).
 const PASSED_BY_MAX: Duration = Duration::from_secs(30);
 /// Time that a stream waits for its first credit until its connection is counted as one without.
+/// Waits that end sooner are no stall that an operator should see.
 const COUNTED_AFTER: Duration = Duration::from_secs(1);
-/// Interval at which waits are looked at to count their connection.
+/// Interval at which waits are looked at to count their connection. A quarter of `COUNTED_AFTER`,
+/// so the count is late by that at most.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of connections to one peer that new streams avoid because they have no credit.
-/// Once there are that many, new streams are placed on them too.
+/// Once there are that many, new streams are placed on them too. A quarter of the connections that
+/// one worker has to a service (`SPREAD_CONNECTIONS_MAX`). Without a limit, each stream of a peer
+/// that never reads would open one more.
 pub const WITHHELD_CONNECTIONS_MAX: usize = 4;
 
 /// State of one connection's peer: it gives new streams credit to send, or not.

@@ -11,7 +11,9 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Maximum number of bytes that are delayed; more are written at once.
+/// Maximum number of bytes that are delayed; more are written at once. The preface, SETTINGS and
+/// the HEADERS of a CONNECT fit in. Nobody measured where the copy costs more than the system call
+/// that it saves.
 const COALESCE_BYTES_MAX: usize = 4 << 10;
 /// Number of idle polls after which the bytes leave, at a flush or at the next read that finds
 /// nothing. The read matters because a task that waits for the peer's first bytes may never flush
@@ -19,7 +21,9 @@ const COALESCE_BYTES_MAX: usize = 4 << 10;
 /// for events. One poll is for the peer's preface, and one for the output of the task that its
 /// request spawned.
 const YIELDS_BEFORE_FLUSH: u8 = 3;
-/// Number of idle polls after which the bytes leave if the peer has sent nothing.
+/// Number of idle polls after which the bytes leave if the peer has sent nothing. The first is this
+/// side's own turn, and after the second nothing that is ready is left; a client's first bytes do
+/// not wait for a peer's preface.
 const SILENT_RESTS: u8 = 2;
 
 /// A transport whose first bytes are delayed.

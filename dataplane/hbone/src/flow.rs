@@ -20,7 +20,8 @@ use canal_runtime::{ShareHolder, TenantLimit, TenantPermit};
 
 use crate::credit::SendCredit;
 
-/// Bytes that one permit of a stalled stream covers.
+/// Bytes that one permit of a stalled stream covers. It is the first window of a stream
+/// (`STREAM_WINDOW`), so most streams take one permit.
 const PERMIT_BYTES: usize = 64 << 10;
 /// Smallest [`BufferBudget`] of a process: with less, not one stream could hold anything.
 pub const BUFFER_BYTES_MIN: u64 = PERMIT_BYTES as u64;

@@ -36,7 +36,7 @@ pub use stream::{HboneStream, REPLAY_BYTES_MAX};
 pub use windows::{CONNECTION_WINDOW, WindowGrowth};
 
 /// PING interval, and the time that the answer may take before the connection is closed, on both
-/// sides.
+/// sides. Both values are ztunnel's.
 pub const KEEPALIVE_INTERVAL: (Duration, Duration) =
     (Duration::from_secs(10), Duration::from_secs(20));
 

@@ -35,7 +35,7 @@ pub use spread::{SpreadConfig, Steering};
 /// one, which cannot be stale.
 const OPENS_MAX: u32 = 3;
 /// Time during which a bucket whose connection could not be opened, or failed, is not selected
-/// again.
+/// again. As long as a node ejects a gateway at most; the other buckets serve meanwhile.
 const FAILED_BUCKET_PAUSE: Duration = Duration::from_secs(30);
 /// Time after a failed connection before another one is opened next to those that are up. A node
 /// ejects a gateway that failed for as long at first.
@@ -73,6 +73,8 @@ impl Default for PoolConfig {
             streams_max: canal_wire::hbone::POOL_STREAMS_MAX,
             idle: Duration::from_secs(300),
             connect_timeout: canal_net::sys::CONNECT_TIMEOUT,
+            // Twice the peer's own connect timeout, 10 s, so that its answer with the cause
+            // arrives.
             answer_timeout: Duration::from_secs(20),
             ping: super::KEEPALIVE_INTERVAL,
             sources: SourceAddresses::default(),
@@ -865,6 +867,7 @@ impl PeerConnections {
             aged().for_each(|c| c.retire(HboneCloseReason::Aged));
         }
         let growth = self.growth(streams, &config.spread, now);
+        // The caller may then wait for one of the new connections, for a short time.
         let is_crowded =
             count < target && taken.connection().streams() > config.spread.streams_per_connection;
         SpreadChoice {

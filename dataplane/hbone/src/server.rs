@@ -30,7 +30,8 @@ use super::{
 
 /// Timeout of the client's preface and settings. The TLS handshake before it may take as long.
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a connection which is ended abruptly has to flush its GOAWAY.
+/// Time that a connection which is ended abruptly has to flush its GOAWAY. A peer that reads gets
+/// it within a round trip; one that does not read loses it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Configuration of the server. `Default` has ztunnel's values.

@@ -31,16 +31,21 @@ pub use certificate_client::{CertificateClient, CertificateRequestError, SignedC
 
 /// Requested lifetime (Istio's `SECRET_TTL`). The controller may grant less.
 pub const VALIDITY: Duration = Duration::from_secs(24 * 3600);
-/// First and longest wait after a failed attempt.
+/// First and longest wait after a failed attempt. A controller that restarts serves within seconds,
+/// so the first is short; the longest is far below the 12 h that remain at a renewal.
 pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Concurrent requests. A node that starts with hundreds of pods must not overload the controller.
+/// The key server makes as many. Nobody measured the value.
 pub const REQUESTS_MAX: usize = 8;
 /// Interval at which the clock is checked, so that a host that slept or whose clock was set renews
-/// within this time.
+/// within this time. The shortest certificate lives 60 s and is renewed after 30 s, so it can be
+/// late by no more than half of what remains.
 pub const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(15);
-/// Share of the lifetime around its half over which renewals are spread.
+/// Share of the lifetime around its half over which renewals are spread. Of 24 hours that are 2.4
+/// hours, so pods that started together do not renew together.
 const JITTER: f64 = 0.05;
-/// Time within which certificates are renewed, at random, once another root signs.
+/// Time within which certificates are renewed, at random, once another root signs. Short, because a
+/// root rotation waits for them; long enough that a node's pods do not all request at once.
 pub const SUPERSEDED_SPREAD: Duration = Duration::from_secs(10);
 
 /// Configuration of a certificate source.

@@ -24,7 +24,8 @@ use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Time after which a connection with a remote handshake takes no new streams, because the key
-/// server has another certificate by then.
+/// server has another certificate by then. A certificate of 24 h is renewed after 12 h; this is
+/// half of that.
 pub const REMOTE_PROOF_LIFE: Duration = Duration::from_secs(6 * 3600);
 
 /// Location of this side's key.

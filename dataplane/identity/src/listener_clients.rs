@@ -20,7 +20,8 @@ use sha2::{Digest, Sha256};
 /// for 64 KiB of them, and clients get them before they prove anything.
 const HINT_BYTES_MAX: usize = 16 << 10;
 
-/// Maximum length of a client's subject in `x-forwarded-client-cert`, in bytes.
+/// Maximum length of a client's subject in `x-forwarded-client-cert`, in bytes. Subjects of a few
+/// names have some hundred bytes; the header shares the 64 KiB of a head with others.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
 /// What is known of the client of a listener that validates clients.
@@ -94,25 +95,38 @@ impl ListenerClientVerifier {
         })
     }
 
-    /// Returns what a finished handshake says of the client.
-    pub(crate) fn client(&self, chain: Option<&[CertificateDer<'static>]>) -> ListenerClient {
+    /// Returns the clients that the verifier accepts.
+    pub fn mode(&self) -> ClientValidationMode {
+        self.mode
+    }
+
+    /// Returns what a finished handshake says of the client; `None` if it has no certificate and needs
+    /// none.
+    pub(crate) fn client(
+        &self,
+        chain: Option<&[CertificateDer<'static>]>,
+    ) -> Option<ListenerClient> {
         let Some(chain @ [leaf, above @ ..]) = chain else {
-            return ListenerClient::Unvalidated(HandshakeFailure::NoCertificate);
+            let is_expected = self.mode != ClientValidationMode::AllowValidOrNone;
+            return is_expected
+                .then_some(ListenerClient::Unvalidated(HandshakeFailure::NoCertificate));
         };
         // Where only valid certificates are accepted, the handshake has verified this one.
         if self.mode == ClientValidationMode::AllowInsecureFallback
             && let Err(error) = self.verify(leaf, above, UnixTime::now())
         {
-            return ListenerClient::Unvalidated(TlsError::from(error).refusal());
+            let why = TlsError::from(error).refusal();
+            return Some(ListenerClient::Unvalidated(why));
         }
-        ListenerClient::Valid(ClientCertificate::read(chain, leaf))
+        let certificate = ClientCertificate::read(chain, leaf);
+        Some(ListenerClient::Valid(certificate))
     }
 
     /// Returns whether a client whose handshake another verifier accepted may stay: with a
     /// certificate, if it is valid here too; without one, if none is demanded here.
     pub fn keeps(&self, client: Option<&ClientCertificate>) -> bool {
         let Some(certificate) = client else {
-            return self.mode == ClientValidationMode::AllowInsecureFallback;
+            return self.mode != ClientValidationMode::AllowValidOnly;
         };
         let [leaf, above @ ..] = &*certificate.chain else {
             return false;
@@ -147,7 +161,9 @@ impl ClientCertVerifier for ListenerClientVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         match self.mode {
-            ClientValidationMode::AllowValidOnly => self.verify(leaf, above, now),
+            ClientValidationMode::AllowValidOnly | ClientValidationMode::AllowValidOrNone => {
+                self.verify(leaf, above, now)
+            }
             // `client` verifies it after the handshake, which it does not end.
             ClientValidationMode::AllowInsecureFallback => Ok(ClientCertVerified::assertion()),
         }
@@ -180,6 +196,8 @@ impl ClientCertVerifier for ListenerClientVerifier {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use canal_model::certificate::CaCertificates;
     use rcgen::{
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -218,6 +236,7 @@ mod tests {
     fn verifier(mode: ClientValidationMode, pem: String) -> Result<ListenerClientVerifier, Error> {
         ListenerClientVerifier::new(&ClientValidation {
             ports: [443].into(),
+            listeners: BTreeSet::new(),
             mode,
             authorities: Arc::new(CaCertificates { pem, count: 1 }),
         })
@@ -232,8 +251,10 @@ mod tests {
         );
         let pem = format!("{}{}", own.pem, second.pem);
         let strict = verifier(ClientValidationMode::AllowValidOnly, pem.clone()).unwrap();
-        let lenient = verifier(ClientValidationMode::AllowInsecureFallback, pem).unwrap();
+        let lenient = verifier(ClientValidationMode::AllowInsecureFallback, pem.clone()).unwrap();
+        let optional = verifier(ClientValidationMode::AllowValidOrNone, pem).unwrap();
         assert!(strict.client_auth_mandatory() && !lenient.client_auth_mandatory());
+        assert!(!optional.client_auth_mandatory());
         let server_only = |it: &mut CertificateParams| {
             it.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]
         };
@@ -259,15 +280,18 @@ mod tests {
                     .verify_client_cert(&leaf, &[], UnixTime::now())
                     .is_ok()
             );
+            let found = optional.verify_client_cert(&leaf, &[], UnixTime::now());
+            assert_eq!(found.is_ok(), expected.is_none());
             let client = lenient.client(Some(&[leaf]));
-            let unvalidated = match client {
+            let unvalidated = match client.unwrap() {
                 ListenerClient::Valid(_) => None,
                 ListenerClient::Unvalidated(why) => Some(why),
             };
             assert_eq!(unvalidated, expected);
         }
         let absent = ListenerClient::Unvalidated(HandshakeFailure::NoCertificate);
-        assert_eq!(lenient.client(None), absent);
+        assert_eq!(lenient.client(None), Some(absent));
+        assert_eq!(optional.client(None), None);
     }
 
     #[test]
@@ -285,13 +309,14 @@ mod tests {
     #[test]
     fn a_client_stays_if_its_certificate_is_valid_for_the_next_verifier_too() {
         let (own, other) = (Authority::new("own"), Authority::new("other"));
-        let (strict, lenient) = (
+        let (strict, lenient, optional) = (
             ClientValidationMode::AllowValidOnly,
             ClientValidationMode::AllowInsecureFallback,
+            ClientValidationMode::AllowValidOrNone,
         );
         let verifier = |mode, pem: &str| verifier(mode, pem.to_owned()).unwrap();
         let client = verifier(strict, &own.pem).client(Some(&[own.issue(|_| {})]));
-        let ListenerClient::Valid(certificate) = client else {
+        let Some(ListenerClient::Valid(certificate)) = client else {
             panic!("{client:?}")
         };
         let both = format!("{}{}", other.pem, own.pem);
@@ -300,6 +325,8 @@ mod tests {
             (strict, &other.pem, false, false),
             (lenient, &both, true, true),
             (lenient, &other.pem, false, true),
+            (optional, &both, true, true),
+            (optional, &other.pem, false, true),
         ] {
             let next = verifier(mode, pem);
             assert_eq!(next.keeps(Some(&certificate)), with, "{mode:?}");

@@ -184,7 +184,8 @@ impl Terminator {
         };
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
-        let listener_client = self.listener_clients().map(|clients| clients.client(chain));
+        let validated = self.listener_clients();
+        let listener_client = validated.and_then(|clients| clients.client(chain));
         let peer = match chain {
             // A client of a listener has no identity of the mesh, whatever its certificate names.
             _ if matches!(self.key, TerminationKey::Listener(..)) => None,
@@ -355,7 +356,7 @@ const fn fatal_alert(code: u8) -> [u8; 7] {
 
 /// The alert unrecognized_name (RFC 6066 §3).
 const UNRECOGNIZED_NAME: [u8; 7] = fatal_alert(112);
-/// The alert internal_error: the client can do nothing about it.
+/// The alert internal_error: the client can do nothing about it. Number 80 of RFC 8446 §6.2.
 const INTERNAL_ERROR: [u8; 7] = fatal_alert(80);
 
 /// Performs the handshake as the server, with the terminator that `choose` returns for the client's

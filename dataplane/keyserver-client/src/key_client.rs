@@ -23,7 +23,9 @@ use super::counts::{HandshakeCounters, KeyClientCounters, KeyServerFailure};
 use super::server_address::{self, KeyServerTarget, ServerAddress};
 use super::signing_threads::{SigningThreads, THREADS, WAITING_MAX};
 
-/// Timeout of a key server's answer before the next server is tried.
+/// Timeout of a key server's answer before the next server is tried. A signature takes
+/// milliseconds, so an answer that is later means a server that is dead or overloaded. Nobody
+/// measured the value.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
 /// Factor of the timeout for the last server that can be tried, because there is no better one.
 /// That server has a second, of the 10 s of a handshake.

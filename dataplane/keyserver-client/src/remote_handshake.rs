@@ -17,9 +17,10 @@ use tokio::time::Instant;
 use super::channel::{KeyServerAnswer, KeyServerCall, OwnedHandshakeResult};
 use super::key_client::{KeyClient, KeyServerState};
 
-/// Maximum number of bytes from a peer before its handshake has ended.
+/// Maximum number of bytes from a peer before its handshake has ended. As many as the key server
+/// accepts of a peer (`HANDSHAKE_BYTES_MAX` there): more would be refused later.
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
-/// Buffer space for each read from a peer.
+/// Buffer space for each read from a peer. A flight of a handshake without a long chain fits in.
 const READ_BYTES: usize = 4 << 10;
 /// Bytes of [`keyrpc::BEGIN_BYTES_MAX`] that are reserved for the headers of the records that carry
 /// a ClientHello. A hundred headers of 5 bytes fit in.

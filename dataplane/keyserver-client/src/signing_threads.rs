@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_tls::KeyServerError;
 
-/// Number of threads that sign for a process's handshakes.
+/// Number of threads that sign for a process's handshakes. They wait for key servers and take
+/// little CPU. Nobody measured the number.
 pub const THREADS: usize = 4;
-/// Most handshakes that wait for a thread.
+/// Most handshakes that wait for a thread. Sixteen for each thread. Beyond it a handshake is
+/// refused (`handshakes_busy`), so that none waits until its own timeout.
 pub const WAITING_MAX: usize = 64;
 
 type SigningJob = Box<dyn FnOnce() + Send>;

@@ -135,6 +135,7 @@ fn contradictory_answers_of_a_key_server_are_refused() {
         // TLS_AES_128_GCM_SHA256.
         suite: 0x1301,
         alpn: vec![],
+        // Secrets of that suite's hash have 32 bytes; their content does not matter.
         client_traffic: vec![1; 32].into(),
         server_traffic: vec![2; 32].into(),
         peer: identity(peer),
@@ -235,6 +236,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
     for (name, says, want) in [
         (
             "a frame without end",
+            // A length of 2^32 - 1, beyond the limit of a frame.
             vec![0xff; 64],
             Err(KeyServerFailure::Malformed),
         ),

@@ -17,7 +17,7 @@ use fixture::*;
 
 /// Growth of memory that a soak permits, in MiB: allocators retain some.
 const GROWTH_MAX: f64 = 16.0;
-/// Requests in progress at once.
+/// Requests in progress at once. It keeps the operation pool busy; any such number would do.
 const CONCURRENCY: usize = 64;
 
 #[derive(Debug)]

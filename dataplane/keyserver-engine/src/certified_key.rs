@@ -19,7 +19,8 @@ use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 use crate::key::{PrivateKey, TlsKey};
 use crate::secret_capture::SecretCapture;
 
-/// Protocol lists for which configurations are cached; a requester has one or two.
+/// Protocol lists for which configurations are cached; a requester has one or two. At the limit the
+/// oldest is dropped, and built again if a requester has it.
 const CONFIGS_MAX: usize = 8;
 
 type Protocols = Vec<Vec<u8>>;

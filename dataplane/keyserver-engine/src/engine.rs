@@ -42,9 +42,11 @@ use crate::vault::{Vault, VaultError};
 /// Interval at which a channel checks for handshakes whose time has run out. A handshake has 10 s
 /// at most, so this delay of its end is small.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
-/// Minimum capacity for one read in bytes.
+/// Minimum capacity for one read in bytes. Nobody measured the value; a frame of a handshake has a
+/// few KiB.
 const READ_BYTES_MIN: usize = 8 << 10;
-/// Timeout of one write to a requester.
+/// Timeout of one write to a requester. A requester's handshakes have timed out by then
+/// (`HANDSHAKE_TIME`), so no answer is worth more.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Configuration of the key server engine.
@@ -260,6 +262,8 @@ impl KeyServerEngine {
                 Err(error) => {
                     self.listener_state.core.counts.unauthenticated("accept");
                     tracing::warn!(%error, "key server: accepting a connection failed; retrying");
+                    // The process is out of files or memory: a late accept is better than a busy
+                    // loop.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -462,6 +466,7 @@ async fn until(time: SystemTime) {
         if left.is_zero() {
             return;
         }
+        // A clock that is set is noticed within a minute.
         tokio::time::sleep(left.min(Duration::from_secs(60))).await;
     }
 }

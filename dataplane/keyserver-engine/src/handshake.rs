@@ -18,7 +18,8 @@ use crate::secret_capture::{self, WipedSecret};
 
 /// Length of a record's header in bytes (RFC 8446 §5.1).
 const RECORD_HEADER: usize = 5;
-/// Longest record of a peer that follows the protocol, in bytes.
+/// Longest record of a peer that follows the protocol, in bytes. RFC 8446 §5.2 permits 256 bytes
+/// beside the content.
 const RECORD_MAX: usize = RECORD_HEADER + (16 << 10) + 256;
 
 /// Parameters of one handshake for a requester.

@@ -76,6 +76,7 @@ fn answers_max(queue: OperationQueue) -> usize {
     if queue == OperationQueue::Rsa { 1 } else { 4 }
 }
 
+// Up to the largest batch (`ECDSA_BATCH_MAX`).
 const SIZES: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 /// Buckets of the histogram of waits, in microseconds.
 const WAITS: &[u64] = &[

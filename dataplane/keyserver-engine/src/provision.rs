@@ -34,10 +34,12 @@ use crate::key_slot::KeySlot;
 use crate::limits::{CERTIFICATE_REQUESTS_MAX, GENERATIONS_MAX, SERVICES_MAX};
 use crate::vault::Vault;
 
-/// Longest interval between checks of the clock, so that a machine that slept renews within it.
+/// Longest interval between checks of the clock, so that a machine that slept renews within it. The
+/// same as a node's (`RENEWAL_CHECK_INTERVAL` of canal-identity).
 const PROVISION_INTERVAL: Duration = Duration::from_secs(15);
 /// Minimum time between two replacements of a certificate whose root no longer signs: the
-/// controller may not have finished the change.
+/// controller may not have finished the change. As long as nodes spread such renewals
+/// (`SUPERSEDED_SPREAD` of canal-identity).
 const SUPERSEDED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Certificate that the controller issued, with its roots.

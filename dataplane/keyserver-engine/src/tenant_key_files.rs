@@ -32,7 +32,8 @@ use crate::vault::Vault;
 
 /// File name of the allow list.
 pub const ALLOW: &str = "allow.yaml";
-/// Interval at which the directory is scanned for new keys and certificates.
+/// Interval at which the directory is scanned for new keys and certificates. A new certificate is
+/// in use within a second of its file; a scan reads only the state of unchanged files.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Properties by which a changed file is recognized.

@@ -16,6 +16,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
         let channel = fixture.channel(component).await;
         let (ca, id) = (fixture.ca(tenant), PEER.replace("alpha.example", domain));
         let peers = Peers::new(ca, &ca.issue_with(&identity(&id), |_| {}), domain, &[own]);
+        // A second and third handshake may use what the first one left in caches.
         for _ in 0..3 {
             let mut client = peers.client();
             let ServerReply::Done {

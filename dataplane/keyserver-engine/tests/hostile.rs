@@ -234,6 +234,8 @@ async fn a_flood_delays_only_its_own_tenant() {
     canal_timing::assert_time(
         "longest handshake of a quiet tenant during a flood",
         longest,
+        // A quiet tenant's handshakes take milliseconds; two seconds show that it waited behind the
+        // flood.
         Duration::from_secs(2),
     );
 }
@@ -394,6 +396,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     canal_timing::assert_time(
         "time until a silent connection is closed",
         begun.elapsed(),
+        // A second for the close on a quiet machine.
         FIRST_BYTE_TIMEOUT + Duration::from_secs(1),
     );
     until("the silent ones are counted", || ended("silent") > 0.0).await;
@@ -540,6 +543,7 @@ async fn channels_have_their_limit() {
     // Nodes of a tenant share its quarter, whatever their names.
     assert!(refused(&NODE.replace("n1", "n7")).await);
     for component in [GATEWAY, BETA_NODE, RSA_NODE] {
+        // Each of the others still has room of its own.
         for _ in 0..3 {
             channels.push(fixture.channel(component).await);
             assert!(channels[channels.len() - 1].lives().await, "{component}");

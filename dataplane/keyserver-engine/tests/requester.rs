@@ -145,6 +145,7 @@ async fn a_tenants_tls_terminates_while_its_list_allows_it() {
         .unwrap()
         .with_root_certificates(roots.clone())
         .with_no_client_auth();
+        // Larger than a handshake, so that neither end waits for the other's reads.
         let (a, b) = duplex(64 << 10);
         let name = ServerName::try_from("shop.example").unwrap();
         let client = TlsConnector::from(Arc::new(config));

@@ -60,6 +60,7 @@ fn verify(leaf: &[u8], scheme: u16, input: &[u8], signature: &[u8]) {
         .unwrap();
 }
 
+/// Signature schemes of RFC 8446 §4.2.3: ecdsa_secp256r1_sha256, rsa_pss_rsae_sha256.
 const ECDSA: u16 = 0x0403;
 const RSA_PSS: u16 = 0x0804;
 
@@ -510,6 +511,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     canal_timing::assert_time(
         "time until a new key is issued for a request before the crowd",
         begun.elapsed(),
+        // Four rounds of 600 ms.
         Duration::from_millis(2400),
     );
     // It is taken first after the identities in progress. The keys of identities that are taken
@@ -624,6 +626,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     };
     let end = begun + canal_timing::deadline(SOON);
     while chains.len() < 2 && std::time::Instant::now() < end {
+        // An interval of polling.
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         chains.insert(chain().await);
     }

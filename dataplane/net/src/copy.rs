@@ -21,18 +21,22 @@ use stall::{StallTimer, StallWatch};
 /// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`]
 /// (ztunnel's steps).
 pub const BUFFER: [usize; 3] = [1 << 10, 16 << 10, 256 << 10];
-/// Bytes moved in one direction at which the buffer grows.
+/// Bytes moved in one direction at which the buffer grows. Both are ztunnel's.
 pub const GROW_AT: [u64; 2] = [128 << 10, 10 << 20];
 /// Chunks that one direction may move before it yields. Otherwise legs that are always ready would
-/// occupy the thread.
+/// occupy the thread. With the largest buffer they are 8 MiB. Nobody measured this value.
 const CHUNKS_PER_TURN: usize = 32;
 
-/// Maximum delay of a reset for bytes that were passed on before it.
+/// Maximum delay of a reset for bytes that were passed on before it. Nobody measured this value.
+/// TCP repeats a lost segment five times within it (after 0.2 s, doubling), so a peer that reads
+/// gets its bytes; one that does not read costs two sockets for as long.
 pub const RESET_DELAY_MAX: Duration = Duration::from_secs(10);
-/// First and longest pause between two polls for departed bytes.
+/// First and longest pause between two polls for departed bytes. Bytes leave within a round trip as
+/// a rule, so the first is short; the longest is what a reset may be late.
 const DEPARTURE_POLL_INTERVAL: [Duration; 2] =
     [Duration::from_millis(1), Duration::from_millis(50)];
-/// Polls before the first pause. HTTP/2 writes as soon as other tasks have run.
+/// Polls before the first pause. HTTP/2 writes as soon as other tasks have run. Nobody measured
+/// this number; the first pause, 1 ms, follows if it was too small.
 const DEPARTURE_YIELDS: u32 = 3;
 
 /// One side of a copy: `tokio::net::TcpStream`, a tunnel of `canal-hbone`, or either with a

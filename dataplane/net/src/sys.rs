@@ -25,7 +25,8 @@ pub use tls::{
     TlsDirection, TlsKeys, kernel_tls, tls_attach, tls_keys, tls_receive, tls_records, tls_send,
 };
 
-/// Length of a listener's accept queue. The kernel caps it at `net.core.somaxconn`.
+/// Length of a listener's accept queue. The kernel caps it at `net.core.somaxconn`. It is Linux's
+/// default of that setting since 5.4.
 pub const BACKLOG: i32 = 4096;
 /// Timeout of a TCP connect (ztunnel's value).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,7 +36,7 @@ pub const KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(180), Duration::from_secs(180), 9);
 /// Keepalive of connections whose peer is a socket of this kernel. Only a probe detects a peer that
 /// has closed with bytes unread, or whose FIN waits behind unread bytes. No network in between can
-/// lose the answers.
+/// lose the answers. A dead peer is found after 60 s.
 pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(30), Duration::from_secs(10), 3);
 
@@ -727,7 +728,8 @@ pub fn tcp_bytes_queued(stream: &TcpStream) -> io::Result<Option<u64>> {
 }
 
 /// Unsent bytes that the kernel accepts for a connection (`TCP_NOTSENT_LOWAT`). Without it the
-/// kernel would buffer up to 4 MiB for a peer that stalls after it was fast.
+/// kernel would buffer up to 4 MiB for a peer that stalls after it was fast. As much as a stream of
+/// HBONE buffers (`canal_wire::hbone::CLIENT_SEND_BUFFER`).
 pub const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
 /// Sets `TCP_NODELAY`, [`UNSENT_BYTES_MAX`] and [`KEEPALIVE`]. Connections accepted from a listener
@@ -795,7 +797,7 @@ impl Drop for ReadWakeupGuard<'_> {
 }
 
 /// Bytes that wake the task in spite of the guard: less than any connection's receive buffer, which
-/// would otherwise fill unnoticed.
+/// would otherwise fill unnoticed. Linux's default buffer has 128 KiB (`net.ipv4.tcp_rmem`).
 const DEAF_BYTES: i32 = 32 << 10;
 
 /// Makes the next close of `stream` a reset (RST) instead of an orderly end (FIN). A proxy passes a

@@ -22,7 +22,8 @@ use tokio::sync::mpsc;
 
 use crate::sys;
 
-/// Exit status of the process after a worker's root future panicked.
+/// Exit status of the process after a worker's root future panicked. It is `EX_SOFTWARE` of
+/// sysexits.h.
 pub const EXIT_PANIC: i32 = 70;
 
 /// Number, names and pinning of the workers.

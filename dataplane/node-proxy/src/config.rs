@@ -62,7 +62,8 @@ pub struct NodeConfig {
 }
 
 /// A node holds this many bytes for readers that do not read, unless the operator sets
-/// [`NodeConfig::buffer_bytes`].
+/// [`NodeConfig::buffer_bytes`]. Half of a gateway's, because a node serves fewer connections.
+/// Nobody measured the value.
 pub const BUFFER_BYTES: u64 = 512 << 20;
 
 /// Connection limits of each pod.
@@ -87,12 +88,18 @@ impl PodLimits {
 impl Default for PodLimits {
     fn default() -> Self {
         Self {
+            // Below the 28,232 ephemeral ports of a pod (Linux's default), so that a refusal has
+            // this limit's name.
             outbound: 16_384,
+            // As many as out of the pod.
             inbound: 16_384,
+            // At 200 tunnels each they carry more tunnels than `inbound` permits; a peer that
+            // spreads its streams has 16 for each of its workers.
             hbone: 1_024,
         }
     }
 }
 
-/// Pods of one node, at most. Kubernetes' own limit is 110, the largest supported setting 500.
+/// Pods of one node, at most. Kubernetes' own limit is 110, the largest supported setting 500. So
+/// the limit has room for twice as many.
 pub const PODS_MAX: u64 = 1_000;

@@ -16,7 +16,8 @@ use crate::pod_context::PodContext;
 use crate::refusal::NodeRefusal;
 
 /// Substitute that applications see as their IPv4 client where the client's address cannot be used.
-/// It is assigned to no interface, and differs from 127.0.0.1.
+/// It is assigned to no interface, and differs from 127.0.0.1. Istio's sidecars deliver from the
+/// same address.
 const SUBSTITUTE_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// Linux's default range of ephemeral ports.
 const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
@@ -138,6 +139,7 @@ pub(crate) async fn dial(
     sys::connect_from(&context.netns, target, &options, ports(own))
         .await
         .map_err(|e| {
+            // Without a free port nothing is known of the application, which may be up.
             let refusal = if matches!(e, SysError::SourcePorts { .. }) {
                 NodeRefusal::SourceUnavailable
             } else {

@@ -22,7 +22,9 @@ use tokio::time::Instant;
 
 use crate::pod::LocalPod;
 
-/// Gateways tried for one connection, at most. A gateway makes as many attempts at endpoints.
+/// Gateways tried for one connection, at most. A gateway makes as many attempts at endpoints. With
+/// 600 ms each but for the last, whose time ends with the response to CONNECT. A failure of three
+/// gateways at once is no failure of one machine.
 pub const ATTEMPTS_MAX: usize = 3;
 /// Maximum time of an attempt on a dead peer while another one could be tried. Traffic must recover
 /// within a second of a machine's death. That second contains this timeout, a connection to the
@@ -30,6 +32,8 @@ pub const ATTEMPTS_MAX: usize = 3;
 /// it may be dialing the application, which another attempt would reach a second time.
 pub const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(600);
 /// Shortest and longest time for which a gateway that failed is ejected, which means tried last.
+/// The first is short, because one failure may be a restart; the longest is how late a repaired
+/// gateway is used first again. Nobody measured them.
 pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Time limits of attempts to reach gateways. Tests use longer ones.
@@ -433,6 +437,7 @@ mod tests {
             let _busy: Vec<_> = (0..3)
                 .map(|_| memory.answered("10.9.3.1:15008".parse().unwrap()))
                 .collect();
+            // Different draws, because one could have the expected order by chance.
             for seed in 0..20 {
                 let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
                 let order = decide_order(memory.candidates(&all(closed), &pod, now), &az, &mut rng);

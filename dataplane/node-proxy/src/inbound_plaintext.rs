@@ -71,6 +71,7 @@ pub(crate) async fn carry(
         .record_authorization(&context.pod.load(), &policy, Some(&admission.query), None);
     // Registered before the first await, so that no policy change is missed.
     let mut open = local.open.register(&context, admission.query, policy);
+    // After the authorization, so that refused peers occupy none of the pod's connections.
     let Some(_permit) = context.plain.take() else {
         return refuse(
             NodeRefusal::ConnectionLimit,

@@ -27,7 +27,8 @@ use crate::snapshot::{KINDS, NodeSnapshot};
 use crate::worker::{self, NodeShared};
 use crate::workload_api::WorkloadApis;
 
-/// Time that tasks may take beyond the drain's deadline.
+/// Time that tasks may take beyond the drain's deadline. Without it, a task that ends a moment
+/// after the deadline would be cut off and logged as left behind. Nobody measured it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Reason why the node could not start, or had to end.

@@ -23,7 +23,9 @@ use canal_runtime::metrics::CounterFamily;
 use crate::pod::LocalPod;
 use crate::snapshot::NodeTenantView;
 
-/// Minimum time between two log lines about a pod's stopped packets, however many it sends.
+/// Minimum time between two log lines about a pod's stopped packets, however many it sends. An
+/// operator sees two lines a minute for each pod, whatever it sends; the counters have every
+/// packet.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 // Every set of ports that a compiler can name fits into a guard.

@@ -22,7 +22,9 @@ use crate::routing::decide_plain;
 use crate::telemetry;
 
 /// Time to wait for listeners before capturing the plaintext of a pod that is already served.
-/// Without listeners, connections would be refused for a moment; after the timeout they are.
+/// Without listeners, connections would be refused for a moment; after the timeout they are. A
+/// worker opens a listener in milliseconds, so the timeout means that a worker is stuck. The
+/// policies that demand the capture must not wait for it.
 const LISTENERS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Change to make to a pod's plaintext capture.

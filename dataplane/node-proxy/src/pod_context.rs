@@ -31,7 +31,7 @@ use crate::telemetry::EndpointLabels;
 use crate::unauthenticated::UnauthenticatedConnections;
 
 /// Maximum time that a connection waits for the pod's certificate, and before that for the first
-/// snapshot. The first connections may precede both.
+/// snapshot. The first connections may precede both. One certificate request may take as long.
 pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Credentials of a pod, which exist once its tenant is known.

@@ -35,9 +35,10 @@ use crate::worker::{self, NodeShared};
 use crate::workload_api::{WorkloadApi, WorkloadApis};
 
 /// Interval of scans, whether or not inotify reports changes. Releasing pods that are gone and
-/// reading counters happen at the same interval.
+/// reading counters happen at the same interval. A lost inotify event delays a pod by that. The
+/// kernel's counters appear in metrics as late.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
-/// Time that a drained pod's tasks may take beyond their deadline.
+/// Time that a drained pod's tasks may take beyond their deadline. As the node's own.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Device and inode of a namespace file; a pod that is recreated under its old name has another.
@@ -382,16 +383,17 @@ impl PodReconciler {
         // Capture first: from here on nothing leaves unencrypted, and connections are refused until
         // the listeners are open.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
+        // Connections from before the capture would go on unencrypted, which only a tenant with
+        // passthrough permits. They end before anything can fail: a second attempt would adopt the
+        // capture of this one, which is not new then.
+        if taken.is_new() && !self.passes_outside(&pod) {
+            self.guards.end_dialled(&pod);
+        }
         let mut packets = self
             .capture
             .guard_packets(&pod, &taken)
             .map_err(|e| e.to_string())?;
         packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
-        // Connections from before the capture would go on unencrypted, which only a tenant with
-        // passthrough permits.
-        if taken.is_new() && !self.passes_outside(&pod) {
-            self.guards.end_dialled(&pod);
-        }
         // A pod that returns before its last process ended must not be released any more.
         self.leaving.retain(|(p, ..)| p.uid != pod.uid);
         let labels =
@@ -693,6 +695,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
             | WatchMask::MOVED_FROM
             | WatchMask::DELETE;
         inotify.watches().add(dir, mask)?;
+        // An event has 16 bytes and a name of 256 at most; more events wait in the kernel.
         inotify.into_event_stream([0u8; 4096])
     };
     match watch() {

@@ -491,6 +491,7 @@ fn silent_connections_are_closed_in_favour_of_newer_ones() {
     canal_timing::assert_time(
         "time until the oldest silent connection gives way",
         begun.elapsed(),
+        // It is closed at once; the rest is for a slow start of the test's threads.
         Duration::from_secs(5),
     );
     fixture.until("counted", || {

@@ -809,6 +809,7 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
     assert_time(
         "time of a connection while the near AZ is mute",
         took,
+        // The attempt at the mute AZ takes `attempt_timeouts().attempt` of it.
         Duration::from_millis(2_000),
     );
     // The gateway is ejected now, so it is not tried and does not fail a second time.
@@ -854,6 +855,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     assert_time(
         "time of a connection after the near AZ died under its connection",
         took,
+        // The attempt on the dead connection takes `attempt_timeouts().attempt` of it.
         Duration::from_millis(1_500),
     );
     // The gateway is ejected now, so it is not tried and does not fail a second time.

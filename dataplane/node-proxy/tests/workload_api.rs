@@ -72,6 +72,7 @@ impl ApiPod {
         let (ca, issued, life) = (
             Arc::new(TestCa::new("alpha")),
             Arc::new(AtomicU64::new(0)),
+            // Longer than the tests, so that only a test that sets another life has renewals.
             Arc::new(Mutex::new(Duration::from_secs(3600))),
         );
         let (ca_, issued_, life_) = (ca.clone(), issued.clone(), life.clone());

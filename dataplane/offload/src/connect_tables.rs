@@ -23,9 +23,11 @@ use crate::reconcile::{MapWrites, ReconcilerPass};
 use crate::sys::netns_cookie;
 use crate::tc_hook::within;
 
-/// Single addresses of one tenant. The proxy decides for a tenant with more.
+/// Single addresses of one tenant. The proxy decides for a tenant with more. A quarter, so that one
+/// tenant leaves room for others: 65,536.
 pub const TENANT_DESTINATIONS_MAX: usize = DESTINATIONS_MAX as usize / 4;
-/// Address ranges of one tenant. The proxy decides for a tenant with more.
+/// Address ranges of one tenant. The proxy decides for a tenant with more. A 64th: 256. A tenant
+/// has up to 16 gateway ranges; the rest is for ranges of pods.
 pub const TENANT_RANGES_MAX: usize = RANGES_MAX as usize / 64;
 
 /// Verdicts for all destinations of one tenant's pods.

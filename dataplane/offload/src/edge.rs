@@ -75,6 +75,7 @@ impl EdgeProgramSettings {
             tunnels,
             aggregate: self.aggregate.into(),
             tunnel_port: self.tunnel_port.into(),
+            // IPv6 needs no less (RFC 8200 §5).
             mtu: self.mtu.max(1280),
         }
     }

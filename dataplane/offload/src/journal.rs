@@ -6,7 +6,8 @@ use std::sync::{Mutex, Once};
 
 use libbpf_rs::PrintLevel;
 
-/// Number of lines that are retained. The verifier's result is in the last few.
+/// Number of lines that are retained. The verifier's result is in the last few. They are part of
+/// one error message, so there are not more.
 const LINES_MAX: usize = 12;
 
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());

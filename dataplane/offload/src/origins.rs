@@ -20,7 +20,8 @@ use crate::sys::ktime_ns;
 pub const ORIGIN_AGE_MAX: Duration = Duration::from_secs(180);
 
 /// Number of taken origins that the proxy reports to the kernel at once. The kernel's count of
-/// waiting origins lags behind by up to this number.
+/// waiting origins lags behind by up to this number. Against the pod's share of 8,192 that does not
+/// matter; it saves a system call for 63 of 64 connections.
 const TAKEN_STEP: u64 = 64;
 
 /// Handle to the origins that all workers share. Lookups do not lock.

@@ -21,7 +21,8 @@ use crate::sys;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// Directory of the pods' links, under the root.
 const LINKS: &str = "links";
-/// Length of the longest file name that is created, in bytes; bpffs allows 255.
+/// Length of the longest file name that is created, in bytes; bpffs allows 255. A longer name is
+/// cut and ends with `#` and 16 digits of its hash, so that two of them differ.
 const NAME_MAX: usize = 200;
 
 /// Returns the default pin directory of a node: on the machine's bpffs if it is mounted, else a
@@ -276,6 +277,7 @@ mod tests {
 
     #[test]
     fn users_that_start_side_by_side_share_one_mount() {
+        // More than the machine has cores, so that some meet in the middle of a mount.
         const USERS: usize = 8;
         let folder = tempfile::tempdir().unwrap();
         for round in 0..20 {

@@ -69,6 +69,7 @@ fn request() -> io::Result<()> {
         SendFlags::empty(),
         &SocketAddrNetlink::new(0, 0),
     )?;
+    // The reply is one error message, which quotes the request.
     let mut answer = [0; 1024];
     let (_, n) = recv(&socket, &mut answer, RecvFlags::empty())?;
     let code = answer[..n.min(1024)]

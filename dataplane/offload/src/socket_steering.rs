@@ -100,6 +100,8 @@ impl SocketSteering {
         };
         let pin = pins.as_ref().map(|p| p.maps().join(LINK));
         let program = tier::program(&object, PROGRAM)?;
+        // The link of an earlier process gets the new program in place, so no session is refused
+        // between.
         let old = pin.as_deref().and_then(|p| adopt(p, inode, &program));
         let adopted = old.is_some();
         let link = match (old, &pin) {

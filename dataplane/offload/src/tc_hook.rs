@@ -15,6 +15,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::OffloadError;
 
 /// Priority and handle of the filter. Only Canal uses them, so that filters of other programs stay.
+/// The number spells CANAL as far as hexadecimal digits can.
 const PRIORITY: u32 = 0xca0;
 const HANDLE: u32 = 1;
 

@@ -18,7 +18,8 @@ pub(crate) const TUNNEL_DEVICE: &str = "tier0";
 /// Routing table of everything that leaves through the device. The next three are the preferences
 /// of the rules that lead to it. They select packets from services, marked packets, and the
 /// kernel's ICMPv6 errors about services, whose source the program on the device rewrites to the
-/// service's.
+/// service's. The numbers are the first byte of the services' network, 240.0.0.0/8, and those
+/// behind it. Preferences below 32,766 come before the main table.
 const TABLE: u32 = 240;
 const RULE_SERVICE: u32 = 240;
 const RULE_MARK: u32 = 241;

@@ -35,6 +35,7 @@ const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
 const SPREAD: u32 = 11;
 const UNKNOWN: u32 = 14;
+/// Any MTU will do that differs from a device's 1,500; the tests compute their sizes from it.
 const MTU: u32 = 1400;
 const SETTINGS: EdgeProgramSettings = EdgeProgramSettings {
     address: Ipv4Addr::new(250, 1, 0, 1),
@@ -186,6 +187,7 @@ fn run(e: &EdgeProgram, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
     (t.verdict, t.frame, moved)
 }
 
+/// TC_ACT_OK, TC_ACT_SHOT and TC_ACT_REDIRECT.
 const PASSED: u32 = 0;
 const DROPPED: u32 = 2;
 const SENT: u32 = 7;
@@ -314,6 +316,7 @@ fn a_frame_cut_at_any_byte_is_malformed() {
             // wrong.
             if inner[0] >> 4 == 4 && cut >= 4 {
                 short[2..4].copy_from_slice(&(cut as u16).to_be_bytes());
+            // The field has the length behind the header of 40 bytes.
             } else if inner[0] >> 4 == 6 && cut >= 40 {
                 short[4..6].copy_from_slice(&(cut as u16 - 40).to_be_bytes());
             }

@@ -13,6 +13,7 @@ use canal_offload::nft;
 use canal_offload::sockets::{self, ConnectionFilter};
 use socket2::{Domain, SockRef, Socket, Type};
 
+/// The proxy's socket mark (`canal_wire::hbone::PROXY_MARK`).
 const MARK: u32 = 0x539;
 /// Cgroup that contains none of these tests' sockets.
 const NO_CGROUP: &str = "/none";
@@ -347,6 +348,7 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
     inbound.forget("a/b/pod").unwrap();
     // The kernel detaches a link without a holder only some time later.
     app.set_nonblocking(true).unwrap();
+    // Two seconds in all, far more than the kernel needs on a quiet machine.
     let let_go = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         let _client = pod.dial(&to);
@@ -426,6 +428,7 @@ fn connections_from_before_are_found_and_reset() {
     let _inside = pod
         .ns
         .within(|| TcpStream::connect("10.77.0.2:80").unwrap());
+    // Two pod addresses and the one from inside.
     let mut accepted: Vec<TcpStream> = (0..3).map(|_| app.accept().unwrap().0).collect();
     let outer = pod.outside.listen("10.77.0.9:99");
     let _out = pod

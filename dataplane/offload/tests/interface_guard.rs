@@ -11,6 +11,7 @@ use canal_offload::interface_guard::{self, InterfaceBinding, InterfaceGuard};
 /// Time that the tests wait for a packet that is stopped. Every such wait takes all of it, so it is
 /// short.
 const NEVER: Duration = Duration::from_millis(500);
+/// Verdict TC_ACT_SHOT.
 const DROPPED: u32 = 2;
 /// Verdict TC_ACT_UNSPEC: other filters follow, then the stack.
 const PASSED: u32 = u32::MAX;

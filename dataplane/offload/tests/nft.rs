@@ -8,6 +8,7 @@ use crate::lab;
 use crate::lab::{CaseProcess, Cgroup, LabNetns, close};
 use canal_offload::nft::{Redirect, original_destination};
 
+/// The proxy's socket mark (`canal_wire::hbone::PROXY_MARK`).
 const MARK: u32 = 0x539;
 
 /// Entry of the child process.

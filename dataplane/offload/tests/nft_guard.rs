@@ -14,6 +14,7 @@ use canal_offload::nft::Redirect;
 use canal_offload::nft_guard::{self, NftPodGuard};
 use canal_offload::pod_guard::{OutsidePackets, UdpExcess, verdict_name};
 
+/// The proxy's socket mark (`canal_wire::hbone::PROXY_MARK`).
 const MARK: u32 = 0x539;
 
 fn guard(lab: &Lab) -> NftPodGuard {

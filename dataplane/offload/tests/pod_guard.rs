@@ -689,6 +689,7 @@ fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
 /// The kernel's own reports are short; those of a raw socket could carry data to the link.
 #[test]
 fn listener_reports_of_a_pod_have_a_bound() {
+    // Length of IPv6's header.
     const HEADER: usize = 40;
     let lab = Lab::new();
     let guard = lab.guard(None);

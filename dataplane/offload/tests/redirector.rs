@@ -33,7 +33,9 @@ const EDGE: &str = "250.1.0.1";
 const SELF: &str = "250.1.0.2";
 const SELF6: &str = "[fdca:a1:0:250::fa01:2]";
 const TENANT: u32 = 0x70;
+/// A flag of TCP (RFC 9293 §3.1).
 const RST: u8 = 4;
+/// TC_ACT_OK, TC_ACT_SHOT and TC_ACT_REDIRECT.
 const PASSED: u32 = 0;
 const DROPPED: u32 = 2;
 const SENT: u32 = 7;

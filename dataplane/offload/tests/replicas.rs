@@ -511,6 +511,7 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
             std::io::ErrorKind::ConnectionRefused,
             "{service}: {error}"
         );
+        // No packet of this link is longer.
         let mut packet = [0; 1500];
         // Raw IPv4 sockets deliver the IP header too, raw IPv6 sockets do not (RFC 3542 §3).
         let header = if service.is_ipv6() { 0 } else { 20 };
@@ -834,6 +835,7 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
         TENANT,
         "10.1.2.2:8080",
         own4,
+        // A SYN and one repetition after a second stay unanswered.
         Duration::from_millis(1500),
     )
     .unwrap_err();

@@ -40,14 +40,17 @@ const KINDS: [ResourceKind; 4] = [
     ResourceKind::Replica,
     ResourceKind::Throttle,
 ];
-/// Interval of retrying failed map writes, checking the programs, and reading the counters.
+/// Interval of retrying failed map writes, checking the programs, and reading the counters. So a
+/// write that failed once, or a program that something else removed, is repaired within a second.
 const AUDIT_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout of a session scan. An incomplete scan proves nothing, so it is discarded.
+/// Timeout of a session scan. An incomplete scan proves nothing, so it is discarded. Nobody
+/// measured how many sessions need as long.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rest after a scan as a multiple of its duration: scans use a fiftieth of a core, at most.
 const SCAN_REST_FACTOR: u32 = 49;
 /// Scan interval while nothing changes. The controller waits for two scans after all have confirmed
-/// a table, which the replica cannot know.
+/// a table, which the replica cannot know. Two scans are then within half a second; their cost is
+/// bounded by the factor above.
 const SCAN_IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Configuration of the agent of this replica.
@@ -593,6 +596,7 @@ impl Inner {
                     // The report then states an empty result at the present generation.
                     *scan = SessionScan {
                         generation: purpose.generation,
+                        // Of the two scans that a report joins.
                         marks: [purpose.mark; 2],
                         ..SessionScan::default()
                     };

@@ -23,7 +23,8 @@ use crate::map_reconciler::{LeftoverEntries, RedirectorMaps};
 use crate::receive::{self, Receive};
 
 /// Time for which a replica that is down still gets the packets of its sessions. Two late answers
-/// to a health check do not prove that it is dead, and a reset cannot be undone.
+/// to a health check do not prove that it is dead, and a reset cannot be undone. Clients of a dead
+/// replica wait as long before its sessions are reset. Nobody measured the value.
 const SUSPECT_TIME: Duration = Duration::from_secs(3);
 
 /// Parameters for attaching the redirector's programs.

@@ -14,12 +14,15 @@ use crate::desired_maps::ControllerOrders;
 /// report scans the kernel's sockets.
 pub(crate) const TIMING: ReportTiming = ReportTiming {
     interval: Duration::from_millis(500),
+    // What an order of the controller may be; another is cut to these bounds.
     interval_bounds: (Duration::from_millis(100), Duration::from_secs(10)),
     interval_min: Duration::from_millis(100),
+    // As long as the controller waits until a replica that no edge probes counts as down.
     timeout: Duration::from_secs(3),
     backoff: (Duration::from_millis(50), Duration::from_secs(2)),
 };
-/// Timeout of the last report of a process that ends.
+/// Timeout of the last report of a process that ends. Shorter than that of other reports, because
+/// the process is to end.
 pub(crate) const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Parses the orders. The error is the value that does not parse; then none of the orders applies.

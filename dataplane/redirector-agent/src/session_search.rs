@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use crate::counts::RedirectorCounters;
 use crate::session_scan::{SessionScanError, SessionScanner};
 
-/// Timeout of one search.
+/// Timeout of one search. Half of the 4 s that the controller waits for replicas, so that a late
+/// result still arrives.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wait before a failed search is repeated, as a multiple of its duration: repeated searches use a
 /// tenth of a core, at most.

@@ -18,7 +18,8 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-/// Number of tenants in the tests; the last one is the victim.
+/// Number of tenants in the tests; the last one is the victim. Ten have more than enough questions
+/// for the queue; fewer would too.
 const TENANTS: usize = 11;
 /// Maximum number of TCP connections of the server, as in `docs/operations/limits.md`.
 const CONNECTIONS_MAX: usize = 256;

@@ -27,11 +27,11 @@ const NOTHING: u32 = u32::MAX;
 /// Ranks that the index can represent at most.
 pub(crate) const RANKS_MAX: usize = SEVERAL as usize;
 
-/// Segments up to this length are stored in their entry, longer ones in `long_texts`.
-/// With this length an entry has 48 bytes (`LOAD`).
+/// Segments up to this length are stored in their entry, longer ones in `long_texts`. With this
+/// length an entry has 48 bytes (`LOAD`). Most segments of paths are shorter.
 const INLINE_BYTES: usize = 24;
 /// Load factor: three entries per five positions. Linear probing stays short, and an entry of 48
-/// bytes costs 80 bytes.
+/// bytes costs 80 bytes. Nobody measured other factors.
 const LOAD: (usize, usize) = (3, 5);
 
 /// Selects one of a node's two candidate lists.

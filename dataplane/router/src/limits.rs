@@ -28,12 +28,19 @@ pub struct RouterLimits {
 impl RouterLimits {
     /// Limits that a gateway uses by default.
     pub const DEFAULT: RouterLimits = RouterLimits {
+        // A rank has 31 bits (`RANKS_MAX`); 80 bytes for an entry make some 80 MB.
         matches_max: 1_000_000,
+        // Four times the compiler's limit, so only a controller of another build exceeds it.
         regex_text_bytes_max: 4096,
+        // The compiler's limit too, with the same library.
         regex_bytes_max: 256 * 1024,
+        // Sixteen of the largest; the compiler permits 3 MiB.
         regexes_bytes_max: 4 * 1024 * 1024,
+        // Twice the above: nobody measured how many sets of hosts share a regex.
         joined_regexes_bytes_max: 8 * 1024 * 1024,
+        // Each refusal has cost the building of an automaton up to its limit.
         regex_refusals_max: 64,
+        // Nobody measured the cache; if it is full, it is emptied and built again while matching.
         regex_cache_bytes: 16 * 1024,
         regex_cache_factor: 4,
     };

@@ -19,7 +19,8 @@ use crate::request::RoutableRequest;
 pub(crate) const ANY_PORT: u16 = 0;
 /// Index of the conditions of a match that has only a path.
 pub(crate) const NO_CONDITIONS: u32 = u32::MAX;
-/// Status for requests of a rule that has a broken match.
+/// Status for requests of a rule that has a broken match. The client made no
+/// mistake, and a retry would not help, so it is neither a 4xx nor 503.
 const BROKEN_RULE_STATUS: u16 = 500;
 /// Rank of a search that has found no match yet.
 const NONE: Rank = Rank::MAX;

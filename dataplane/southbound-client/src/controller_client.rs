@@ -19,7 +19,8 @@ pub const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::
 /// Time to establish TCP and TLS together.
 /// TCP repeats a lost SYN three times or more within it, so a lost packet is no failure.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// HTTP/2 flow-control windows. They are large because the first full state is tens of MB.
+/// HTTP/2 flow-control windows. They are large because the first full state is tens of MB. One
+/// window per round trip: at 10 ms, 400 MB/s. The connection's has room for two streams.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 

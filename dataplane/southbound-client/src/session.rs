@@ -26,12 +26,13 @@ pub(super) struct StreamEndReason {
     pub(super) why: String,
 }
 
-/// Maximum length of a NACK text in bytes.
+/// Maximum length of a NACK text in bytes. It names the first refused resources; the controller
+/// shows it to an operator.
 const NACK_TEXT_MAX: usize = 4096;
 
 /// Maximum bytes of the names and versions of held resources in one request. A longer list takes
 /// several requests, because the controller keeps a buffer for the largest request as long as the
-/// stream is open.
+/// stream is open. As long as one message of the controller (`PART_BYTES_MAX`).
 pub(super) const LISTED_BYTES_MAX: usize = 512 << 10;
 
 /// Approximate bytes of an entry of the list beside its name and version.
@@ -52,8 +53,13 @@ impl Default for StreamTiming {
     fn default() -> Self {
         Self {
             keepalive: controller_client::KEEPALIVE,
+            // A controller that starts compiles all tenants before it answers; nobody measured the
+            // longest.
             first_answer: Duration::from_secs(30),
+            // The first is short, because another controller usually serves; the longest keeps a
+            // fleet's attempts at a dead controller few.
             backoff: (Duration::from_millis(10), Duration::from_secs(15)),
+            // A state that a restart reads may be as old; the controller sends what is missing.
             write: Duration::from_secs(1),
             shares: share_report::REPORT_INTERVAL,
         }

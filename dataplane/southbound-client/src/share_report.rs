@@ -19,9 +19,10 @@ use tonic::Code;
 use super::{ApplyFn, OMITTED, RefusedResource};
 use crate::controller_client::ControllerConnection;
 
-/// Interval at which shares are checked, and reported if they changed.
+/// Interval at which shares are checked, and reported if they changed. An operator's view is as old
+/// at most. Nobody measured the value.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of a share report.
+/// Timeout of a share report. Half of the interval, so that no report waits for the one before.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of a reason in bytes. The reasons of data planes are shorter.
 const WHY_BYTES_MAX: usize = 256;
@@ -172,6 +173,7 @@ mod tests {
     use super::*;
 
     fn limit(kind: ShareKind, holders: Vec<(String, u64, u64)>) -> TenantLimitUsage {
+        // Any capacity will do.
         const CAPACITY: u64 = 1_000_000;
         let limit = TenantLimit::new(TenantLimitConfig {
             kind,

@@ -25,7 +25,9 @@ pub(super) use intake::{NackReply, deliver_whole};
 /// is written less often.
 const WRITE_SHARE: u32 = 10;
 
-/// A batch whose manifests are still missing after this time is written as it is.
+/// A batch whose manifests are still missing after this time is written as it is. Manifests follow
+/// their batch on the same stream at once, so after that they are lost with it. Nobody measured the
+/// value.
 const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of consecutive streams that the controller ends for a full limit, before a stream lists

@@ -36,7 +36,8 @@ pub use whole::{WHOLE_ANSWER_BYTES_MAX, WHOLE_ANSWERS_MAX};
 /// Answers of all observations that wait for the connection.
 /// At `OBSERVE_DATA_BYTES_MAX` each they take 1 MiB.
 const ANSWERS_MAX: usize = 32;
-/// Time after which a stream that ended is opened again.
+/// Time after which a stream that ended is opened again. So a controller that restarts gets one
+/// attempt a second from each data plane.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Filter of the requests that a tap shows. Empty fields match all.

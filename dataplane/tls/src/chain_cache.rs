@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 
 use super::verified_chain::{PeerRole, VerifiedChain};
 
-/// Maximum number of cached chains. When the cache is full, the older half is dropped.
+/// Maximum number of cached chains. When the cache is full, the older half is dropped. Nobody
+/// measured how many peers a gateway has; one more costs two signature checks.
 pub const CHAINS_MAX: usize = 8192;
 
 /// Inputs of a verification, except the time.

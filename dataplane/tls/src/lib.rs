@@ -49,13 +49,16 @@ pub use trust::{
 pub use verified_chain::{PeerLeaf, PeerRole};
 pub use verify::{ClientVerifier, PeerVerifier, ServerVerifier, subject_of};
 
-/// Timeout of a TLS handshake.
+/// Timeout of a TLS handshake. TCP repeats a lost segment five times within it (after 0.2 s,
+/// doubling).
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a handshake waits for the first certificate of this side's identity.
+/// Time that a handshake waits for the first certificate of this side's identity. Half of a
+/// handshake, so that the peer still hears the cause.
 pub const FIRST_CERTIFICATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of certificates in a peer's chain, the leaf included.
+/// Maximum number of certificates in a peer's chain, the leaf included. The mesh's own chains have
+/// two or three; each further one costs a signature check.
 pub const CHAIN_CERTIFICATES_MAX: usize = 8;
-/// Maximum size of a peer's chain in bytes.
+/// Maximum size of a peer's chain in bytes. 4 KiB for each certificate.
 pub const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 /// Returns the algorithms of the mesh: X25519MLKEM768 preferred, then X25519, then P-256;

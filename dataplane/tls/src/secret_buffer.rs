@@ -74,6 +74,7 @@ mod tests {
 
     use super::*;
 
+    // The length of SHA-384's secrets, the longest of the mesh's suites.
     const SECRET_BYTES: usize = 48;
 
     /// Returns byte `at` of a secret that, as a whole, only the tested memory contains.

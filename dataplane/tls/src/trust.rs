@@ -346,7 +346,8 @@ impl TrustView {
 }
 
 /// Time that open streams of a connection have after the peer's certificate has expired. Then the
-/// connection is closed.
+/// connection is closed. A peer whose renewal is late by less than that loses no request. Nobody
+/// measured the value.
 pub const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Returns the time that connections of expired peers have, which tests shorten.
 fn expired_peer_timeout() -> Duration {
@@ -357,7 +358,9 @@ fn expired_peer_timeout() -> Duration {
     EXPIRED_PEER_TIMEOUT
 }
 
-/// Interval at which the wall clock is read during a wait, because it may be set.
+/// Interval at which the wall clock is read during a wait, because it may be set. A clock that is
+/// set while a stream is open is noticed as late. Certificates live hours, so more often is not
+/// needed.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Resolves at `time` by the wall clock.

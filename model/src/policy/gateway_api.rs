@@ -276,6 +276,7 @@ pub struct GrpcRouteFilter {
 
 /// One backend of a rule of an HTTPRoute or GRPCRoute: the fields of [`BackendRef`], and changes of
 /// the requests that it gets.
+// The fields are written out again: with serde's `flatten`, an unknown field would not be reported.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(bound(deserialize = "F: Deserialize<'de>"))]
 pub struct RouteBackendRef<F> {

@@ -55,9 +55,13 @@ pub struct ServerPort {
 pub struct ServerTls {
     /// Whether a server for HTTP sends its clients to HTTPS.
     pub https_redirect: bool,
-    /// `SIMPLE`, `MUTUAL`, `PASSTHROUGH` (also if it is missing), or another mode.
+    /// `SIMPLE`, `MUTUAL`, `OPTIONAL_MUTUAL`, `PASSTHROUGH` (also if it is missing), or another
+    /// mode.
     pub mode: Option<String>,
     /// Name of a Secret in the Gateway's namespace.
     pub credential_name: Option<String>,
     pub credential_names: Vec<String>,
+    /// Name of the Secret with the authorities of clients. Without it, they are in the Secret with
+    /// the name of the first credential and `-cacert`, or in that of the credential itself.
+    pub ca_cert_credential_name: Option<String>,
 }

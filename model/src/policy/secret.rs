@@ -1,5 +1,6 @@
 //! Secret (`v1`), as far as Canal reads it: certificates with their keys for listeners, and
-//! certificates of authorities. The reader turns the text into a [`ServingCertificate`] and
+//! certificates of authorities. Istio also reads them from Secrets without a type of their own, and
+//! from entries with other names. The reader turns the text into a [`ServingCertificate`] and
 //! [`CaCertificates`], and keeps nothing else of it.
 
 use std::collections::BTreeMap;
@@ -18,6 +19,14 @@ pub const TLS_CERTIFICATE: &str = "tls.crt";
 /// Entry with the private key in PEM.
 pub const TLS_KEY: &str = "tls.key";
 
+/// Entries with the same two in a Secret of no particular type, as Istio names them.
+pub const GENERIC_CERTIFICATE: &str = "cert";
+pub const GENERIC_KEY: &str = "key";
+/// Entry with CA certificates in PEM, as Istio names it.
+pub const GENERIC_CA_BUNDLE: &str = "cacert";
+/// Entries with certificates that authorities revoked. Canal only notices them.
+pub const REVOCATION_LISTS: [&str; 2] = ["ca.crl", "crl"];
+
 /// An object of kind Secret (`v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,13 +40,20 @@ pub struct Secret {
     /// Entries as plain text, which replace those of `data`.
     #[serde(default)]
     pub string_data: BTreeMap<String, SecretText>,
-    /// The certificate of a Secret of type [`TLS_SECRET`], or what is wrong with it.
+    /// The certificate of a Secret of type [`TLS_SECRET`], or of one of no particular type with the
+    /// entries for it; or what is wrong with it.
     #[serde(skip)]
     pub certificate: Option<Result<Arc<ServingCertificate>, SecretProblem>>,
     /// The certificates in the entry [`CA_BUNDLE`](super::config_map::CA_BUNDLE), or why clients
     /// cannot be validated with them; `None` without the entry.
     #[serde(skip)]
     pub ca: Option<Result<Arc<CaCertificates>, SecretProblem>>,
+    /// The same of the entry [`GENERIC_CA_BUNDLE`].
+    #[serde(skip)]
+    pub generic_ca: Option<Result<Arc<CaCertificates>, SecretProblem>>,
+    /// Whether one of the entries [`REVOCATION_LISTS`] has a text.
+    #[serde(skip)]
+    pub has_revocation_list: bool,
 }
 
 impl Secret {

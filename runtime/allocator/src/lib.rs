@@ -53,6 +53,8 @@ pub fn return_memory_soon() {
 }
 
 /// Least time between two collections of a thread before it parks.
+/// A collection walks over the thread's pages, so that a thread which parks often must not do it
+/// each time. Nobody measured this value.
 const PARK_INTERVAL: Duration = Duration::from_secs(1);
 
 thread_local! {

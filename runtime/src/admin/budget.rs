@@ -11,8 +11,11 @@ use tokio::time::Instant;
 
 /// Connections of one listener at the same time. If all are in use, the connection that has been
 /// without a request for longest gives way.
+/// Scrapers, probes and operators need a few. Nobody measured this value.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Time that a connection has for its next request before it may give way to a new one.
+/// It is a tenth of the time for a head (`HEAD_TIMEOUT`): clients send a request at once, and only
+/// idle or hostile ones wait.
 const REQUEST_GRACE: Duration = Duration::from_secs(1);
 
 /// Activity of a connection, recorded by its task.

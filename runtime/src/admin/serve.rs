@@ -29,8 +29,11 @@ use crate::drain::{DrainObserver, DrainWatcher};
 use crate::metrics::{CounterFamily, MetricFamily, Registry};
 
 /// A client that has not sent the head of its request within this time is closed.
+/// Nobody measured this value; while all connections are in use, idle ones give way long before.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that reads nothing of a response for this long is closed.
+/// Nobody measured this value; it bounds how long a client that hangs keeps a response and its
+/// connection.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// File name of the socket in the process's data directory.
 pub const SOCKET_NAME: &str = "admin.sock";
@@ -38,8 +41,12 @@ pub const SOCKET_NAME: &str = "admin.sock";
 /// zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Connections that wait in the socket's accept queue.
+/// As many as the connections that are served (`CONNECTIONS_MAX`). Connections on a unix socket
+/// beyond it wait in connect(2).
 const SOCKET_BACKLOG: i32 = 64;
 /// Connections that wait in the accept queue of a TCP listener.
+/// The kernel drops SYNs beyond it, which readiness probes would notice as a timeout. tokio uses
+/// the same number by default.
 const TCP_BACKLOG: i32 = 1024;
 
 /// A listener of the admin pages that cannot be created.

@@ -204,6 +204,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
         std::time::Instant::now() + canal_timing::deadline(WRITE_TIMEOUT + Duration::from_secs(5));
     while get(f.addresses.metrics, "GET /metrics").await.0 != 200 {
         assert!(std::time::Instant::now() < end);
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert!(f.refused("metrics", "write_timeout"));
@@ -268,6 +269,7 @@ async fn every_path_answers() {
     trigger.force();
     let closes = async {
         while TcpStream::connect(address).await.is_ok() {
+            // Polls are cheap; the deadline below bounds the wait.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -293,6 +295,7 @@ async fn a_stream_ends_when_the_client_leaves() {
                 .await
                 .is_ok()
             {
+                // The five lines that are read below come within some milliseconds.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             sender.send(()).await.unwrap();

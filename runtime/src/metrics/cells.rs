@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+/// Numbers of 8 bytes in one cache line of 64 bytes.
 const LINE_SLOTS: usize = 8;
+/// Cache lines in one page: 4 KiB, a page of the kernel.
 const PAGE_LINES: usize = 64;
 /// Maximum number of values in one page.
 pub(super) const PAGE_SLOTS: usize = LINE_SLOTS * PAGE_LINES;

@@ -9,6 +9,7 @@ use super::series::FamilyCore;
 use super::{Registry, legacy_names, text};
 
 /// Size in bytes at which a piece ends, after the series that exceeds it.
+/// It bounds the memory of a scrape whose client reads slowly, and is large enough for few writes.
 pub(super) const PIECE_BYTES: usize = 64 << 10;
 
 /// A scrape in progress: an iterator over the pieces of the text.

@@ -12,8 +12,10 @@ use super::{Exposition, MetricFamily, Registry, lock};
 
 /// Concurrent scrapes of one process. Further scrapes are refused and counted
 /// (`canal_metrics_scrapes_refused_total`).
+/// Prometheus is often run twice, for availability. Each scrape costs CPU of the process.
 pub const SCRAPES_MAX: usize = 2;
 /// A scrape that takes longer than this gives way when another one begins.
+/// Prometheus gives up after 10 s by default, so that only slower readers reach it.
 pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The scrapes of a registry, oldest first.

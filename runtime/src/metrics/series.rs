@@ -20,12 +20,16 @@ pub(super) const OVERFLOW_LABEL: &str = "other";
 /// Name of the label that names the owner of a series.
 const OWNER_LABEL: &str = "tenant";
 /// A series without a change for this long gives way when its owner or the family needs capacity.
+/// Prometheus treats a series as gone after the same time without a sample.
 const PRESSED_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Minimum interval between searches for idle series in a full family. Without it, each
 /// registration would walk over all series.
+/// With it, a full family of 10,000 series is walked over once a second at most. Nobody measured
+/// this value.
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs of an owner's `other` series above which the runs without a writer are summed.
+/// Nobody measured this value; more runs make each scrape slower.
 const RUNS_OF_REST_MAX: usize = 64;
 
 pub(super) type LabelValues = Arc<[Box<str>]>;

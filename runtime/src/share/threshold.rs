@@ -5,12 +5,17 @@
 use canal_model::share::ShareKind;
 
 /// The part of a limit that only holders with a small amount may take: an eighth.
+/// docs/design/0007-fairness.md explains why it is needed. The eighth was chosen, and nobody
+/// measured another.
 const NEWCOMERS_DIVISOR: u64 = 8;
 /// Number of holders that this part serves at least. Each may take an equal part of it, and at
 /// least 1.
+/// So a holder has a 128th of the whole in any case. The number was chosen.
 const NEWCOMERS: u64 = 16;
 /// While other holders are present, a holder may have at most this many times what stays free,
 /// besides the part for small amounts.
+/// With a share of 25 %, three holders have all of theirs and the fourth a third of it
+/// (docs/design/0007-fairness.md).
 const FREE_FACTOR: u64 = 2;
 
 /// Decides how much of a limit of `whole` must stay free after a holder's amount has grown to

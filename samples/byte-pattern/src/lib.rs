@@ -11,7 +11,8 @@ use http::HeaderMap;
 use hyper::body::{Body, Frame, SizeHint};
 use sha2::{Digest, Sha256};
 
-/// Number of bytes that are produced at once.
+/// Number of bytes that are produced at once. Any size near a socket's buffer will do: a smaller
+/// one would cost system calls, a larger one would only wait.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Returns the eight bytes of block `block`. They come from splitmix64, so that adjacent blocks

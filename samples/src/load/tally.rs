@@ -8,12 +8,14 @@ use tokio::time::Instant;
 
 use super::histogram::LatencyHistogram;
 
-/// Maximum number of failures that are reported in full. Further ones are only counted.
+/// Maximum number of failures that are reported in full. Further ones are only counted. They are
+/// for a person who reads the report.
 const EXAMPLES_MAX: usize = 10;
-/// Maximum length of the timeline, in seconds.
+/// Maximum length of the timeline, in seconds. An hour is longer than any run of the tests; later
+/// seconds are in the totals only.
 const TIMELINE_SECONDS_MAX: usize = 3600;
 /// Maximum number of different `x-served-by` values (and pods) that are counted by name. Further
-/// ones count as `other`.
+/// ones count as `other`. More than any world of the tests has pods of one service.
 const NAMES_MAX: usize = 256;
 
 /// Result of one request of a run.

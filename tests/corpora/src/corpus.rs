@@ -59,9 +59,9 @@ const PLACEHOLDERS: [(&str, &str); 2] = [
 
 /// The files of a corpus.
 pub(crate) struct CorpusFiles {
-    /// Files whose documents are judged, in the order of their paths.
+    /// Files whose documents are evaluated, in the order of their paths.
     pub(crate) policies: Vec<CorpusFile>,
-    /// Files with the objects to which the judged documents refer.
+    /// Files with the objects to which the evaluated documents refer.
     pub(crate) base: Vec<CorpusFile>,
 }
 

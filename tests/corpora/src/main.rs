@@ -1,11 +1,11 @@
 //! `canal-corpora`: reads the YAML that other projects publish as examples and tests, and counts
 //! the documents that Canal loads as they are written. The objects of one file are compiled
-//! together in a tenant. It sends no traffic and judges no answers. Start at [`judge::judge_file`].
+//! together in a tenant. It sends no traffic and evaluates no answers. Start at [`evaluation::evaluate_file`].
 
 #![forbid(unsafe_code)]
 
 mod corpus;
-mod judge;
+mod evaluation;
 mod outcome;
 mod policy_document;
 mod suite_objects;
@@ -19,7 +19,7 @@ use anyhow::Context;
 use clap::Parser;
 
 use crate::corpus::{CORPORA, Corpus};
-use crate::judge::JudgedDocument;
+use crate::evaluation::DocumentVerdict;
 use crate::policy_document::PolicyDocument;
 use crate::surroundings::Surroundings;
 use crate::tally::Tally;
@@ -80,10 +80,10 @@ fn run(flags: &Flags) -> anyhow::Result<bool> {
         let base = files.base.iter();
         let surroundings =
             Surroundings::new(base.map(|file| (file.path.as_str(), file.text.as_str())));
-        let documents: Vec<JudgedDocument> = files
+        let documents: Vec<DocumentVerdict> = files
             .policies
             .iter()
-            .flat_map(|file| judge::judge_file(&surroundings, &file.path, &file.text))
+            .flat_map(|file| evaluation::evaluate_file(&surroundings, &file.path, &file.text))
             .collect();
         let tally = Tally::of(&documents);
         print!("{}", tally.text(corpus.name, flags.kinds, flags.reasons));

@@ -1,13 +1,14 @@
 //! The page `docs/compatibility-policy.md`: the documents of policy that Canal does not load, by name,
-//! with the reason that the specification of their API gives for it. It judges nothing. Start at
+//! with the reason that the specification of their API gives for it. It evaluates nothing. Start at
 //! [`PolicyDocument::add`].
 
 use std::fmt::Write;
 
 use crate::corpus::Corpus;
-use crate::judge::JudgedDocument;
+use crate::evaluation::DocumentVerdict;
 
 /// Share of the documents of kinds that are due, of each corpus, that are to be loaded, in percent.
+/// The goal for the corpora; nobody derived it from another number.
 pub(crate) const LOADED_PERCENT_MIN: usize = 95;
 
 const HEAD: &str = "# Documents of policy that Canal does not load
@@ -106,7 +107,7 @@ impl Default for PolicyDocument {
 
 impl PolicyDocument {
     /// Adds a corpus. Returns its figure beside the bar.
-    pub(crate) fn add(&mut self, corpus: &Corpus, documents: &[JudgedDocument]) -> String {
+    pub(crate) fn add(&mut self, corpus: &Corpus, documents: &[DocumentVerdict]) -> String {
         let policy = documents.iter().filter(|it| it.kind.is_policy());
         let (left_out, counted): (Vec<_>, Vec<_>) =
             policy.partition(|it| left_out(it).is_some() && !it.is_loaded());
@@ -145,7 +146,7 @@ impl PolicyDocument {
         format!("{}: {word}: {figure}", corpus.name)
     }
 
-    fn row(&mut self, document: &JudgedDocument, reason: &str) {
+    fn row(&mut self, document: &DocumentVerdict, reason: &str) {
         let problem = document.problem_text().replace('|', "\\|");
         let _ = writeln!(
             self.text,
@@ -165,13 +166,13 @@ impl PolicyDocument {
     }
 }
 
-fn left_out(document: &JudgedDocument) -> Option<&'static str> {
+fn left_out(document: &DocumentVerdict) -> Option<&'static str> {
     let mut kinds = LEFT_OUT.iter();
     let found = kinds.find(|(kind, _)| *kind == document.kind.kind);
     found.map(|(_, reason)| *reason)
 }
 
-fn reason(document: &JudgedDocument) -> Option<&'static str> {
+fn reason(document: &DocumentVerdict) -> Option<&'static str> {
     let problem = document.problem_text();
     let mut reasons = REASONS.iter();
     let found =
@@ -183,7 +184,7 @@ fn reason(document: &JudgedDocument) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::corpus::CORPORA;
-    use crate::judge::judge_file;
+    use crate::evaluation::evaluate_file;
     use crate::surroundings::Surroundings;
 
     #[test]
@@ -192,7 +193,7 @@ mod tests {
                     ---\napiVersion: gateway.networking.k8s.io/v1\nkind: BackendTLSPolicy\nmetadata: {name: a}\n\
                     ---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: a}\n\
                     spec: {gatewayClassName: canal, listeners: [{name: dns, port: 53, protocol: UDP}]}\n";
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", text);
         let mut page = PolicyDocument::default();
         let figure = page.add(&CORPORA[0], &documents);
         assert!(

@@ -1,5 +1,5 @@
 //! What a file of a corpus needs around it to be compiled: a tenant, and the services and the
-//! GatewayClasses to which its documents refer. It judges nothing.
+//! GatewayClasses to which its documents refer. It evaluates nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

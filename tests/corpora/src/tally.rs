@@ -1,10 +1,10 @@
-//! Counts of judged documents: of policy, of the kinds that are due, and of each kind. It judges
+//! Counts of evaluated documents: of policy, of the kinds that are due, and of each kind. It evaluates
 //! nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::judge::{JudgedDocument, KindName};
+use crate::evaluation::{DocumentVerdict, KindName};
 
 /// Documents that are loaded, and all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,7 +14,7 @@ struct LoadCount {
 }
 
 impl LoadCount {
-    fn add(&mut self, document: &JudgedDocument) {
+    fn add(&mut self, document: &DocumentVerdict) {
         self.loaded += usize::from(document.is_loaded());
         self.all += 1;
     }
@@ -43,7 +43,7 @@ pub(crate) struct Tally<'d> {
 
 impl<'d> Tally<'d> {
     /// Counts the documents of a corpus.
-    pub(crate) fn of(documents: &'d [JudgedDocument]) -> Self {
+    pub(crate) fn of(documents: &'d [DocumentVerdict]) -> Self {
         let mut tally = Self::default();
         for document in documents {
             tally.all.add(document);
@@ -90,7 +90,7 @@ impl<'d> Tally<'d> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::judge_file;
+    use crate::evaluation::evaluate_file;
     use crate::surroundings::Surroundings;
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
                     ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n\
                     ---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
                     spec: {hosts: [a], http: [{match: [{sourceNamespace: b}]}]}\n";
-        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let documents = evaluate_file(&Surroundings::new([]), "a.yaml", text);
         let text = Tally::of(&documents).text("corpus", true, 5);
         let expected = "corpus: policy 0 of 2 (0 %); kinds that are due 1 of 2 (50 %), 0 with a status; all documents 1 of 3 (33 %)\n  \
                         Service: 1 of 1 (100 %), due\n  EnvoyFilter.networking.istio.io: 0 of 1 (0 %)\n  \

@@ -20,7 +20,8 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Pause between two attempts to reach the tap of a gateway that is starting.
+/// Pause between two attempts to reach the tap of a gateway that is starting. Any pause that does
+/// not use the CPU will do.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Parser)]

@@ -4,20 +4,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use canal_compiler::ir::Ir;
 use canal_compiler::oracle::{self, RoutingVerdict};
-use canal_gateway_config::{AnsweredRequest, MatchedFilters, backend_filters, edit_response};
+use canal_compiler::{build_ir, lower};
+use canal_gateway_config::{
+    AnsweredRequest, MatchedFilters, Snapshot, SnapshotBuilder, backend_filters, edit_response,
+};
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
-use canal_model::ids::ServiceKey;
+use canal_identity::ClientIdentityFactory;
+use canal_model::ids::{Generation, ServiceKey};
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_filters::UrlScheme;
 use canal_model::route_table::RouteTable;
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::filters::ForwardedRequest;
 use canal_router::{
-    RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits, routing_path,
+    PathSubstitution, RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits,
+    routing_path,
 };
 use canal_wire::southbound;
 use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::policy::Policy;
 
 /// Returns the state of a data plane after it received these resources. Panics if one of them is
 /// refused or changes on the way.
@@ -34,6 +42,20 @@ pub fn received(sent: &[Resource]) -> Vec<Resource> {
         arrived
     };
     sent.iter().map(through).collect()
+}
+
+/// Compiles a tenant's only document, and returns its IR with what a gateway replica serves of it.
+/// Panics if the tenant is invalid, or a resource of its is refused on the way.
+pub fn served_by_replica(text: &str, keyring: &ClientIdentityFactory) -> (Ir, Arc<Snapshot>) {
+    let policy = Policy::of(&[("tenant.yaml".to_owned(), text.to_owned())]);
+    let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
+    let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
+    let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
+    let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
+    let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
+    let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
+    let snapshot = builder.apply(&resources, &[], Generation(1));
+    (ir, snapshot)
 }
 
 /// A gateway: a router for each service with rules.
@@ -106,7 +128,16 @@ impl GatewayTarget {
             return None;
         };
         let of_backend = backend_filters::of_backend(found.rule(), backend).map(Arc::new);
-        Some(MatchedFilters::new(found.rule(), found.match_index).with_backend(of_backend))
+        let filters = MatchedFilters::new(found.rule(), found.match_index);
+        let written = found.rule().filters.as_deref();
+        let regex = written.and_then(|filters| filters.rewrite.path_regex.as_ref());
+        let compiled =
+            regex.and_then(|regex| PathSubstitution::compile(regex, &RouterLimits::DEFAULT));
+        let filters = match compiled {
+            Some(compiled) => filters.with_substitution(Arc::new(compiled)),
+            None => filters,
+        };
+        Some(filters.with_backend(of_backend))
     }
 
     /// Returns the headers of a response that the client receives from the backend with this index,
@@ -133,7 +164,7 @@ impl GatewayTarget {
         let filters = self.filters(request, backend)?;
         let normal = routing_path(parts.path());
         let path = normal.map_or_else(|| String::from_utf8_lossy(parts.path()), Into::into);
-        let changes = filters.request(None, &path)?;
+        let changes = filters.request(None, &path).ok()?;
         let mut headers = header_map(request);
         changes.apply(&mut headers);
         let headers = header_list(&headers);

@@ -10,22 +10,19 @@ use canal_authorization::{
 };
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::{OracleRequest, endpoints};
-use canal_compiler::{build_ir, lower};
-use canal_differential::policy::Policy;
-use canal_differential::target::received;
+use canal_differential::target::served_by_replica;
 use canal_explain::{
     ArrivalDescription, ArrivalExplanation, ArrivalOutcome, EnforcementPoint, HopDecision,
     MatchStanding, explain_arrival,
 };
-use canal_gateway_config::{AnsweredRequest, Snapshot, SnapshotBuilder};
+use canal_gateway_config::{AnsweredRequest, Snapshot};
 use canal_identity::ClientIdentityFactory;
 use canal_model::authorization::Attribute;
-use canal_model::ids::Generation;
 use canal_model::program::{BackendTarget, PolicyPaths};
 use canal_model::route_filters::UrlScheme;
 use canal_router::{normalize_path, routing_path};
 
-use crate::ingress::{self, Draw, IngressRequest, NAMES, certificate, keyring};
+use crate::ingress::{self, Draw, IngressRequest, NAMES, authorities, certificate, keyring};
 use crate::relays;
 
 /// Number of tenants of each kind; fewer in debug builds, which are slower.
@@ -211,14 +208,7 @@ struct ExplainedTenant {
 
 impl ExplainedTenant {
     fn of(text: String, keyring: &ClientIdentityFactory) -> Self {
-        let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
-        let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
-        let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
-        let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
-        let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
-        let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-        let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
-        let snapshot = builder.apply(&resources, &[], Generation(1));
+        let (ir, snapshot) = served_by_replica(&text, keyring);
         Self { text, ir, snapshot }
     }
 
@@ -475,10 +465,10 @@ type ObjectsFn = fn(&mut Draw, &str) -> String;
 /// Compares the arrivals at the Gateways of generated tenants.
 fn compare_all(objects: ObjectsFn, are_requests: bool) -> ArrivalCounts {
     let mut counts = ArrivalCounts::default();
-    let (certificate, keyring) = (certificate(), keyring());
+    let (secrets, keyring) = (certificate() + &authorities(), keyring());
     for seed in 0..TENANTS {
         let mut draw = Draw(seed);
-        let text = objects(&mut draw, &certificate);
+        let text = objects(&mut draw, &secrets);
         let text = with_proxies(text, &mut draw) + &further_objects(&mut draw);
         let tenant = ExplainedTenant::of(text, &keyring);
         for arrival in arrivals(&tenant.ir, &mut draw, are_requests) {

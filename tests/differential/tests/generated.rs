@@ -19,7 +19,8 @@ const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) {
 } else {
     1_000_000
 };
-/// Maximum number of requests made from one tenant's rules.
+/// Maximum number of requests made from one tenant's rules. Each request is one more call of the
+/// reference; more tenants show more than more requests of one.
 const PROBES_MAX: usize = 64;
 
 fn from_environment(name: &str) -> Option<u64> {

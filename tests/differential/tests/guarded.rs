@@ -19,7 +19,8 @@ const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) {
 } else {
     300_000
 };
-/// Number of attribute sets that are tried on each golden policy.
+/// Number of attribute sets that are tried on each golden policy. Nobody measured how many are
+/// enough.
 const FACTS: usize = 200;
 
 fn from_environment(name: &str) -> Option<u64> {

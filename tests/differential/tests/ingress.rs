@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
-use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide};
-use canal_compiler::{build_ir, lower};
-use canal_differential::policy::Policy;
-use canal_differential::target::received;
-use canal_gateway_config::{PortTermination, RouteOutcome, Snapshot, SnapshotBuilder};
+use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide, validation_of};
+use canal_differential::target::served_by_replica;
+use canal_gateway_config::{ListenerClients, PortTermination, RouteOutcome, Snapshot};
 use canal_identity::{ClientIdentityFactory, ListenerChoice};
+use canal_model::client_validation::ClientValidationMode;
 use canal_model::identity::Identity;
-use canal_model::ids::{Generation, ServiceKey};
+use canal_model::ids::ServiceKey;
 use canal_router::{RoutableRequest, routing_path};
 use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
 
+/// Number of tenants with random objects; fewer in debug builds, which are slower. Nobody measured
+/// how many are enough.
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
 pub(crate) const HOSTS: [&str; 7] = [
     "a.example.com",
@@ -188,6 +189,38 @@ pub(crate) fn certificate() -> String {
     )
 }
 
+/// Returns a Secret with the authorities of clients, for servers of a Gateway of Istio.
+pub(crate) fn authorities() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&key).unwrap().pem();
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: cert-cacert, namespace: shop}}\n\
+         stringData:\n  ca.crt: |\n    {}\n---\n",
+        pem.trim_end().replace('\n', "\n    ")
+    )
+}
+
+/// Returns the mode in which a replica validates the clients of a handshake, if it does.
+fn validation_served(
+    snapshot: &Snapshot,
+    key: &ServiceKey,
+    port: u16,
+    server_name: Option<&str>,
+) -> Option<ClientValidationMode> {
+    let service = snapshot.tenant("alpha")?.service(key)?;
+    let Some(PortTermination::Gateway(listeners)) = service.port(port)?.termination.as_deref()
+    else {
+        return None;
+    };
+    match listeners.clients(server_name) {
+        ListenerClients::Unasked => None,
+        ListenerClients::Validated(verifier) => Some(verifier.mode()),
+        ListenerClients::Refused => panic!("the authorities are valid"),
+    }
+}
+
 /// Returns what a replica does with a request: the rule, a status, or the end of the connection.
 pub(crate) fn served(
     snapshot: &Snapshot,
@@ -271,18 +304,13 @@ struct RequestCounts {
     /// Requests by the kind of the object that has their rule.
     routed: BTreeMap<String, usize>,
     secured: usize,
+    /// Handshakes with listeners that validate clients.
+    validated: usize,
 }
 
 /// Compares a replica with the oracle for many requests to the first Gateway of a tenant.
 fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut RequestCounts) {
-    let policy = Policy::of(&[("tenant.yaml".to_owned(), text.to_owned())]);
-    let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
-    let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
-    let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
-    let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
-    let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-    let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
-    let snapshot = builder.apply(&resources, &[], Generation(1));
+    let (ir, snapshot) = served_by_replica(text, keyring);
     let gateway = &ir.ingress[0];
     let transports = || {
         let names = NAMES.map(ArrivalTransport::Tls);
@@ -292,6 +320,12 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
         .into_iter()
         .flat_map(|port| transports().map(move |transport| (port, transport)));
     for (port, transport) in arrivals {
+        if let ArrivalTransport::Tls(name) = transport {
+            let expected = validation_of(gateway, port, name).map(|it| it.mode);
+            let got = validation_served(&snapshot, &gateway.service, port, name);
+            assert_eq!(got, expected, "seed {seed}: {port} {name:?}\n{text}\n{ir}");
+            counts.validated += usize::from(got.is_some());
+        }
         for host in ASKED {
             for (method, path) in REQUESTS {
                 let request = OracleRequest {
@@ -359,7 +393,11 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         let (protocol, tls) = match (port, draw.below(6)) {
             (80, 0) => ("HTTP", ", tls: {httpsRedirect: true}"),
             (80, _) => ("HTTP", ""),
-            (_, 0) => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
+            (_, 0) if n % 2 == 0 => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
+            (_, 0) => (
+                "HTTPS",
+                ", tls: {mode: OPTIONAL_MUTUAL, credentialName: cert}",
+            ),
             (_, 1) => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: missing}"),
             (_, 2) => ("TLS", ", tls: {mode: PASSTHROUGH}"),
             _ => ("HTTPS", ", tls: {mode: SIMPLE, credentialName: cert}"),
@@ -403,9 +441,9 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
 #[test]
 fn gateways_of_istio_route_as_the_oracle_says() {
     let mut counts = RequestCounts::default();
-    let (certificate, keyring) = (certificate(), keyring());
+    let (secrets, keyring) = (certificate() + &authorities(), keyring());
     for seed in 0..TENANTS {
-        let text = istio_objects(&mut Draw(seed), &certificate);
+        let text = istio_objects(&mut Draw(seed), &secrets);
         compare(seed, &text, &keyring, &mut counts);
     }
     let compared = counts.compared;
@@ -413,6 +451,7 @@ fn gateways_of_istio_route_as_the_oracle_says() {
         compared > 20_000
             && counts.routed["VirtualService"] * 40 > compared
             && counts.routed["Gateway.networking.istio.io"] > 100
+            && counts.validated > 50
             && counts.secured * 10 > compared,
         "{counts:?}"
     );

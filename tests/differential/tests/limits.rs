@@ -70,6 +70,7 @@ fn one_regular_expression() {
         ("alternations", nested(deepest, "(b|", ")"), false),
         (
             "classes",
+            // Below the limit of nesting.
             format!("{}a{}", "[".repeat(40), "]".repeat(40)),
             true,
         ),

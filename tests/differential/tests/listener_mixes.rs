@@ -2,17 +2,10 @@
 //! kinds on them: everything compiles and reaches a gateway replica, which serves each open listener
 //! and no closed one.
 
-use std::sync::Arc;
-
 use canal_compiler::ir_ingress::{GatewayIr, ListenerIr};
-use canal_compiler::{build_ir, lower};
-use canal_differential::policy::Policy;
-use canal_differential::target::received;
-use canal_gateway_config::{
-    PortTermination, PortView, RouteOutcome, ServiceView, Snapshot, SnapshotBuilder,
-};
+use canal_differential::target::served_by_replica;
+use canal_gateway_config::{PortTermination, PortView, RouteOutcome, ServiceView, Snapshot};
 use canal_identity::ListenerChoice;
-use canal_model::ids::Generation;
 use canal_model::ingress::{ListenerProtocol, host_order};
 use canal_model::program::{AppProtocol, HostMatch};
 use proptest::collection::vec;
@@ -371,14 +364,7 @@ fn every_open_listener_of_any_mix_is_served() {
     let mut cases = cases;
     let found = cases.run(&tenant(), |tenant| {
         let text = tenant.yaml(&certificates);
-        let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
-        let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
-        let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
-        let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
-        let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
-        let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-        let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
-        let snapshot = builder.apply(&resources, &[], Generation(1));
+        let (ir, snapshot) = served_by_replica(&text, &keyring);
         let gateway = &ir.ingress[0];
         for listener in gateway.listeners.iter().map(|it| &it.listener) {
             let at = match listener.protocol {

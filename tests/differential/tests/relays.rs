@@ -1,18 +1,14 @@
 //! Listeners of generated Gateways that relay connections, as gateway replicas serve them, compared
 //! with the oracle. Every tenant follows from its seed.
 
-use std::sync::Arc;
-
 use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::RoutingVerdict;
 use canal_compiler::oracle_ingress::ArrivalTransport;
 use canal_compiler::oracle_relay::{RelayVerdict, decide};
-use canal_compiler::{build_ir, lower};
-use canal_differential::policy::Policy;
-use canal_differential::target::received;
-use canal_gateway_config::{PortTermination, RouteOutcome, Snapshot, SnapshotBuilder};
+use canal_differential::target::served_by_replica;
+use canal_gateway_config::{PortTermination, RouteOutcome, Snapshot};
 use canal_identity::{ClientIdentityFactory, ListenerChoice};
-use canal_model::ids::{Generation, ServiceKey};
+use canal_model::ids::ServiceKey;
 use canal_model::program::AppProtocol;
 
 use crate::ingress::{Draw, HOSTS, IngressRequest, NAMES, PARENTS, certificate, keyring};
@@ -173,14 +169,7 @@ struct ConnectionCounts {
 }
 
 fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut ConnectionCounts) {
-    let policy = Policy::of(&[("tenant.yaml".to_owned(), text.to_owned())]);
-    let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
-    let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
-    let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
-    let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
-    let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-    let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
-    let snapshot = builder.apply(&resources, &[], Generation(1));
+    let (ir, snapshot) = served_by_replica(text, keyring);
     let gateway = &ir.ingress[0];
     for port in PORTS {
         let names = NAMES.map(ArrivalTransport::Tls);

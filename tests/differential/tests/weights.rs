@@ -69,9 +69,11 @@ fn a_tenant_is_charged_at_least_the_size_of_its_route_tables() {
             (0..count).map(rule).collect::<Vec<_>>().join(", ")
         )
     };
+    // Many hosts, because each match counts for each of them.
     let hosts: Vec<String> = (0..100).map(|n| format!("h{n}.example.com")).collect();
     let hosts = format!("  hostnames: [{}]\n", hosts.join(", "));
     let exact = |n: usize| format!("path: {{type: Exact, value: /{n}}}");
+    // Paths of a thousand segments, near the limit of 4 KiB of a text.
     let segments = |n: usize| format!("path: {{value: '{}/{n}'}}", "/a".repeat(1000));
     let regex = |n: usize| format!("path: {{type: RegularExpression, value: '/api/v{n}/[^/]+'}}");
     let large = |n: usize| format!("path: {{type: RegularExpression, value: '[ab]{{2000}}{n}'}}");

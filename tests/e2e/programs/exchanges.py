@@ -11,9 +11,11 @@ application. Each prints one JSON object. Nothing here knows whether there is a 
 import http.client, json, os, random, select, signal, socket, subprocess, sys, tempfile, threading, time
 
 PORT = 8080
-IDLE = 0.020            # s: after it the application closes a connection without a request
-SPREAD = 0.003          # s: how far around that moment the POSTs come
-UPLOAD_BYTES = 5_000_000
+# s: after it the application closes a connection without a request. Short, so that hundreds of closes end soon.
+IDLE = 0.020
+# s: how far around that moment the POSTs come. A mesh's hop takes less, so that some POSTs meet the close.
+SPREAD = 0.003
+UPLOAD_BYTES = 5_000_000    # more than all buffers of a mesh, so that the refusal meets a body that is still being sent
 TIMEOUT = 10            # s: the first argument
 
 seen, closes, lock = {}, [], threading.Lock()
@@ -166,6 +168,7 @@ def early(host, port):
         conn.sendall(f"POST /early HTTP/1.1\r\nhost: {host}\r\ncontent-length: 400000\r\n\r\n".encode())
         try:
             for _ in range(4):
+                # Four pieces with pauses: the response comes before the second.
                 conn.sendall(b"x" * 100_000)
                 time.sleep(0.3)
         except OSError:

@@ -10,7 +10,7 @@ import errno, hashlib, json, socket, struct, sys, threading, time
 PORTS = (8080, 8082)
 CONTROL_PORT = 8099
 LIMITS = {"patience": 4.0}      # s: no single wait is longer; the gate sets more
-HEAD_MAX = 400_000
+HEAD_MAX = 400_000      # bytes: more than any case's head, so that it only ends a peer that never stops
 # Fields of a hop, or added by one; docs/compatibility.md lists them.
 HOP = {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "content-length", "te", "upgrade", "trailer", "date", "via", "server",
        "x-request-id", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-case", "x-run", "forwarded", "traceparent", "tracestate"}

@@ -12,9 +12,9 @@ from tcp_ends import LIMITS, X, End, error_name, pattern, short
 
 CONTROL_PORT = 7099
 BASES = (7100, 7200)
-AT_ONCE_WITHIN = 0.6    # "at once" on a loaded machine
+AT_ONCE_WITHIN = 0.6    # s: "at once" on a loaded machine; below the second after which TCP repeats a SYN
 RESET_WITHIN = 5        # s: a host's reset of a connection that it does not know arrives
-BIG = 20_000_000
+BIG = 20_000_000        # bytes: more than all buffers on any path
 LEFT_OUT = "left out"
 HEAVY = ("twenty_megabytes_both_ways", "two_hundred_at_once")
 CASES = []              # (name, server, client, repetitions)

@@ -19,11 +19,14 @@ use canal_world::World;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// Timeout of a connection.
+/// Timeout of a connection. It only has to exceed what a quiet machine needs: in the gate,
+/// `deadline` waits a minute or more.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of a call. A change that fills a tenant's shares is compiled for several seconds.
+/// Timeout of a call. A change that fills a tenant's shares is compiled for several seconds. It
+/// only has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
-/// Time without a message after which a subscription counts as complete.
+/// Time without a message after which a subscription counts as complete. The controller sends what
+/// it has without a pause. Nobody measured the value.
 const QUIET: Duration = Duration::from_millis(1500);
 
 /// The host and the token of a call.

@@ -10,8 +10,9 @@ use canal_world::World;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 
-/// Timeout of a query.
+/// Timeout of a query. As the resolver of a pod waits for a server (`world/src/services.rs`).
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// DNS's port.
 const PORT: u16 = 53;
 
 /// The parts of a DNS server's response that tests check.

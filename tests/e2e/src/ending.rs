@@ -9,7 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{ClientOutcome, Mesh, until};
 
-/// `timeout`, under which every client of a mesh runs, starts it within this time.
+/// `timeout`, under which every client of a mesh runs, starts it within this time. It only has to
+/// exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STARTED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Mesh {

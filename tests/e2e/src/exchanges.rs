@@ -21,9 +21,11 @@ const PORT: &str = "8080";
 const PROXY_PORT: &str = "8090";
 /// Other proxies that are measured if this machine has them.
 const PROXIES: [&str; 3] = ["nginx", "haproxy", "envoy"];
-/// Maximum time that a client of the program waits for a response.
+/// Maximum time that a client of the program waits for a response. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Parts into which the uploads of one client are divided.
+/// Parts into which the uploads of one client are divided. Each is one call of the program, for
+/// which a client in a pod has three minutes.
 const UPLOAD_BATCHES: u64 = 10;
 
 /// The world of these exchanges: a meshed and an unmeshed tenant with the same pods.

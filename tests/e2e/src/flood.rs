@@ -15,9 +15,11 @@ use tokio_rustls::TlsConnector;
 
 use crate::credential::{self, PemCredential};
 
-/// Maximum number of connections that open at the same time.
+/// Maximum number of connections that open at the same time. More would fill the accept queue of a
+/// busy server, whose lost SYNs only cost time.
 const OPENING_MAX: usize = 64;
-/// Timeout for opening one connection.
+/// Timeout for opening one connection. A lost SYN is repeated once within it, after 1 s; a
+/// connection that does not open counts as refused.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State in which each connection stays once TCP is open.

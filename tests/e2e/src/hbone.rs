@@ -14,9 +14,11 @@ use tokio_rustls::TlsConnector;
 
 use crate::credential::{self, PemCredential};
 
-/// Timeout of each step.
+/// Timeout of each step. It only has to exceed what a quiet machine needs: in the gate, `deadline`
+/// waits a minute or more.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum bytes of a response that are read.
+/// Maximum bytes of a response that are read. No test has a longer response; it only ends a peer
+/// that never stops.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// A tunnel that is to be opened.

@@ -17,10 +17,12 @@ use tokio_rustls::TlsConnector;
 
 use crate::credential::{self, PemCredential};
 
-/// Timeout of a response.
+/// Timeout of a response. It only has to exceed what a quiet machine needs: in the gate, `deadline`
+/// waits a minute or more.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time that a requester gives the key server for its work.
+/// Time that a requester gives the key server for its work. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const WORK_WITHIN: Duration = Duration::from_secs(3);
 
 /// Returns [`WORK_WITHIN`] as a request carries it.

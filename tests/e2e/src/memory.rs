@@ -13,10 +13,11 @@ use base64::engine::general_purpose::STANDARD;
 
 /// Length of a P-256 scalar in bytes.
 const SCALAR: usize = 32;
-/// Memory is read in chunks of this size, which overlap by the length of a key.
+/// Memory is read in chunks of this size, which overlap by the length of a key. Any size that fits
+/// into memory beside the process will do; an overlap of a page is more than any form of a key has.
 const CHUNK_BYTES: usize = 4 << 20;
 const OVERLAP_BYTES: usize = 4096;
-/// Memory that was never written is skipped in units of this size.
+/// Memory that was never written is skipped in units of this size. The size of the kernel's pages.
 const PAGE: usize = 4096;
 /// Minimum number of different bytes among 32. Random bytes repeat so rarely that one key in 10^9
 /// would be missed.
@@ -234,12 +235,14 @@ mod tests {
         // The search reads scalars at aligned addresses, and big numbers in the library's word
         // order.
         let backwards: Vec<u8> = scalar.iter().rev().copied().collect();
+        // Aligned to 8 bytes, as an allocator aligns.
         let aligned = |middle: &[u8]| [&[0; 64][..], middle, &[0; 64]].concat();
         for (what, bytes, expected) in [
             ("raw", aligned(scalar), true),
             ("backwards", aligned(&backwards), true),
             (
                 "DER at an odd place",
+                // 13 is no multiple of any alignment.
                 [&[1; 13][..], &private].concat(),
                 true,
             ),

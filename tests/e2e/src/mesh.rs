@@ -14,16 +14,22 @@ use serde_json::Value;
 
 use crate::ClientOutcome;
 
-/// The mesh must be ready and configured within this time.
+/// The mesh must be ready and configured within this time. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum run time of a test's client.
+/// Maximum run time of a test's client. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const CLIENT_TIME_MAX: Duration = Duration::from_secs(170);
 /// Address where every program of the mesh serves its metrics.
 const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 15020);
+/// It only has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or
+/// more.
 const METRICS_WITHIN: Duration = Duration::from_secs(5);
-/// A request of curl's is answered within this time.
+/// A request of curl's is answered within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const RESPONSE_WITHIN: Duration = Duration::from_secs(5);
-/// A change of configuration is in force in every data plane within this time.
+/// A change of configuration is in force in every data plane within this time. It only has to
+/// exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const APPLIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Returns the folder of the repository.

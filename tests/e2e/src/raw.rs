@@ -16,6 +16,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
+/// Length of a frame's header (RFC 9113 §4.1).
 const FRAME_HEAD: usize = 9;
 
 /// Script with the arguments host, port, and base64 of the bytes to send. It ends with its input,

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::{Mesh, until};
 
-/// Pods behind one node proxy. The last one is the client that runs alone.
+/// Pods behind one node proxy. The last one is the client that runs alone. Eight load the service
+/// together, and one runs alone.
 const CLIENTS: u16 = 9;
 const SERVICE: &str = "alpha/default/web-0";
 const URL: &str = "http://web-0.default.svc.cluster.local:80/blob?size=100";
@@ -29,20 +30,26 @@ const MORE: [(&str, &str); 4] = [
 ];
 /// Connections of each client: enough for all tunnels that a node has for one pod and service.
 const CONNECTIONS: &str = "160";
-/// A client gives up a request without a response after this time.
+/// A client gives up a request without a response after this time. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
-/// Replicas of six that one client alone reaches.
+/// Replicas of six that one client alone reaches. Nobody derived it: the client's tunnels lead to
+/// distant buckets, whose heads differ as a rule, but they need not cover all six.
 pub const REACHED_MIN: usize = 4;
-/// Buckets of a service.
+/// Buckets of a service. `CANAL_BUCKETS` of `bpf/abi/tier.h`.
 const BUCKETS: usize = 128;
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// All connections of moved buckets have received a GOAWAY or `Connection: close` within this time.
+/// All begin their soft drain within 3 s (`ASK_WITHIN` of the gateway), in batches that a busy
+/// machine delays.
 const RELIEVED_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which a client uses each of its connections; an HTTP/1.1 connection leaves with the
 /// next response.
 const CONNECTION_USED_WITHIN: Duration = Duration::from_secs(7);
-/// Time for which requests are counted after the connections have moved.
+/// Time for which requests are counted after the connections have moved. Longer than
+/// `CONNECTION_USED_WITHIN`, so that every connection is used at least once.
 const COUNTED_FOR: Duration = Duration::from_secs(12);
 
 fn client(n: u16) -> String {
@@ -263,6 +270,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
             ["-r", "50", "-c", "32"].as_slice(),
         ),
         (
+            // The rate is the same; eight requests at a time are enough for it.
             "a connection for each request",
             &["-r", "50", "-c", "8", "--no-keepalive"],
         ),

@@ -14,7 +14,8 @@ use serde_json::Value;
 const CLIENT: &str = "alpha/default/client-0";
 const OTHER: &str = "alpha/default/other-0";
 const BARE: &str = "alpha/default/bare-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn mesh() -> &'static Mesh {

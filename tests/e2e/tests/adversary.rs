@@ -10,18 +10,22 @@ use std::time::Duration;
 use canal_e2e::{Mesh, SERVICE_INNER_ADDRESS, deadline_ms, until};
 use canal_timing::{deadline, is_timed, timed};
 
-/// Number of frames of each attack.
+/// Number of frames of each attack. Any number will do that no other refusal reaches by chance,
+/// because each frame must be counted.
 const FRAMES: u64 = 2000;
 /// Duration of the victim's requests during an attack, and their number per second in the timing
-/// tier.
+/// tier. An attack is over in less. 200 requests show one percent of loss (`GOODPUT_PERCENT_MIN`).
 const VICTIM_SECONDS: u64 = 2;
 const VICTIM_RATE: u64 = 100;
-/// A request of the victim is answered within this time.
+/// A request of the victim is answered within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
-/// Minimum percentage of the victim's requests that get a response.
+/// Minimum percentage of the victim's requests that get a response. Two of 200 may be lost to a
+/// stall of the test's machine.
 const GOODPUT_PERCENT_MIN: u64 = 99;
-/// A refusal is visible in metrics within this time.
-/// Agents read their programs' counters every two seconds.
+/// A refusal is visible in metrics within this time. Agents read their programs' counters every two
+/// seconds. It only has to exceed what a quiet machine needs: in the gate, `deadline` waits a
+/// minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 
 fn mesh() -> &'static Mesh {

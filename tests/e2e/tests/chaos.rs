@@ -24,17 +24,22 @@ const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
 /// Seeds of the events. The first two rounds of each make every kind of event happen.
 const SEEDS: [u64; 6] = [1, 2, 4, 6, 22, 32];
 /// Rounds of each seed in `make soak` and in `make test-timing`. A round takes some nine seconds.
+/// With six seeds they are 198 rounds, about half an hour.
 const SOAK_ROUNDS: u64 = 33;
 const TIMED_ROUNDS: u64 = 2;
 /// Connections of each client. Each carries one request at a time, so this is the maximum in
-/// flight.
+/// flight. As many as there are replicas in the clients' AZ.
 const CONNECTIONS: u64 = 4;
-/// Time of a round before its event.
+/// Time of a round before its event. So that requests are in progress at the event; the rest of the
+/// round's 7 s is for its effects.
 const LEAD_TIME: Duration = Duration::from_secs(1);
+/// Duration of the load of a round.
 const ROUND_SECONDS: u64 = 7;
-/// Duration of a partition.
+/// Duration of a partition. Longer than the second in which the edges find a dead replica, so that
+/// they do.
 const CUT: Duration = Duration::from_secs(2);
-/// The mesh is as before within this time after an event.
+/// The mesh is as before within this time after an event. It only has to exceed what a quiet
+/// machine needs.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// A request that takes longer has failed.
 const REQUEST_TIMEOUT_MS: &str = "1500";

@@ -13,7 +13,8 @@ use canal_world::Signal;
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
 const FAR: &str = "alpha/default/client-far-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 const ECHO: &str = "10.101.0.50:7000";
 

@@ -23,11 +23,14 @@ const PARTS2: [&str; 2] = ["10.102.4.", "fd00:102::4000:"];
 const TTL: u32 = 2;
 /// DNS knows a closed AZ within this time: two missed probes, a report, an update.
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
-/// A service that has started, or is back, has its address in DNS within this time.
+/// A service that has started, or is back, has its address in DNS within this time. It only has to
+/// exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const OPEN_WITHIN: Duration = Duration::from_secs(20);
-/// Buckets have stopped moving this long after the world is up.
+/// Buckets have stopped moving this long after the world is up. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const RESTED_WITHIN: Duration = Duration::from_secs(60);
-/// A connect is answered within this time.
+/// A connect is answered within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
 
 type DnsQueryFn = fn(&World, &str, IpAddr, &[u8]) -> Option<DnsAnswer>;

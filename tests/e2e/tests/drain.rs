@@ -13,13 +13,16 @@ const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
 /// All replicas of the clients' AZ: some carry node proxies' tunnels, all carry plain connections.
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
-/// A drained replica has no session within this time.
+/// A drained replica has no session within this time. The soft drain starts after 5 s at the latest
+/// (`SOFT_DRAIN_DELAY`), and idle connections close 4 s later.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 /// A request is answered within this time. The gate waits a minute for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Minimum number of sessions that the drained replicas had together.
+/// Minimum number of sessions that the drained replicas had together. Nobody derived the number: it
+/// only has to show that the drains met the clients' sessions.
 const SESSIONS_MIN: u64 = 17;
 
 fn url(n: u32) -> String {
@@ -63,6 +66,7 @@ fn a_drained_replica_ends_with_no_sessions() {
             || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
         );
     }
+    // The four services of each tenant.
     let urls: Vec<String> = (0..4).map(url).collect();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let load = |more: &[&'static str]| -> Vec<&str> {
@@ -74,11 +78,14 @@ fn a_drained_replica_ends_with_no_sessions() {
     // The timing tier measures losses at a steady rate. In the gate, whose machine may be busy, each
     // connection sends when it was answered.
     let persistent: &[&str] = if is_timed() {
+        // A connection sends six times a second, so a loss shows.
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {
+        // The load is started again until the drains are over.
         &["-c", "8", "-d", "15"]
     };
     let new: &[&str] = if is_timed() {
+        // Each request is a session of its own, so fewer suffice.
         &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"]
     } else {
         &["-c", "2", "-d", "2", "--no-keepalive"]

@@ -20,20 +20,27 @@ const PROXYLESS: &str = "beta/default/client-0";
 const EDGES: [&str; 2] = ["edge-1", "edge-3"];
 /// Replicas of az1, and the number of cores on which each receives.
 const REPLICAS: [&str; 2] = ["gw-1", "gw-2"];
+/// The fewest that can differ; the test machine has two.
 const CORES: u16 = 2;
 /// The other edge takes over within this time; TCP retransmits the segments that were in transit
 /// through the dead one.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// A client of the timing tier waits this long for a response.
+/// A client of the timing tier waits this long for a response. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
-/// Loads of the timing tier go on for this long after an event.
+/// Loads of the timing tier go on for this long after an event. Eight times `GAP_MAX`, so that a
+/// later gap would be in the report.
 const LOADED_FOR: Duration = Duration::from_secs(8);
+/// It only has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or
+/// more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
-/// Simultaneous sessions of one pod: about a thousand at each replica.
+/// Simultaneous sessions of one pod: about a thousand at each replica. So a core's share is large
+/// against its spread by chance.
 const SESSIONS: u64 = 2000;
 /// The same in the gate, which checks only that each core has some.
 const GATE_SESSIONS: u64 = 300;
-/// Packets of a load that show that an edge carries it.
+/// Packets of a load that show that an edge carries it: two seconds of the 25 requests that each
+/// load sends in a second.
 const CARRIED_MIN: u64 = 50;
 
 fn mesh() -> &'static Mesh {
@@ -297,11 +304,13 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     argv.extend([
         "-n",
         &count,
+        // Five seconds until all are open in the timing tier.
         "--open-rate",
         "400",
         "--interval-ms",
         sent_every_ms,
         "--patience-ms",
+        // Longer than the test, which stops the client.
         &patience_ms,
         "-d",
         "600",

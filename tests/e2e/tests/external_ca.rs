@@ -12,12 +12,14 @@ use canal_world::{Signal, Topology};
 use serde_json::json;
 
 const CLIENT: &str = "alpha/default/client-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The controller has given up its attempts at a CA that is gone within this time.
 /// Its attempts take 9.6 s at most (`ATTEMPT` of canal-trust); this is four times that.
 const REFUSED_WITHIN: Duration = Duration::from_secs(40);
-/// Seconds for which certificates are valid in the timing tier, which waits for renewals.
+/// Seconds for which certificates are valid in the timing tier, which waits for renewals. The
+/// shortest life that the controller issues, so that renewals come after 30 s.
 const LIFE_SECONDS: u32 = 60;
 /// Key of cfssl's configuration and of the controller's `auth-key`.
 const AUTH_KEY: &str = "00112233445566778899aabbccddeeff";

@@ -10,11 +10,14 @@ use canal_world::Signal;
 
 const CLIENT: &str = "alpha/default/client-0";
 const REVIEWS: &str = "http://10.101.0.60:9080/reviews/0";
-/// A process that was started serves within this time.
+/// A process that was started serves within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// A pod, or the pods of a node, are served within this time.
+/// A pod, or the pods of a node, are served within this time. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const SERVED_WITHIN: Duration = Duration::from_secs(10);
-/// A message or request is answered within this time.
+/// A message or request is answered within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Certificates live for one minute here, so that they rotate about every 30 s.

@@ -8,11 +8,15 @@ use std::time::Duration;
 use canal_e2e::{bin, root, until};
 use canal_timing::deadline;
 
+/// Ports of loopback that no other test uses.
 const ORIGIN: u16 = 18_180;
+/// Port of the gateway's plain listener.
 const GATEWAY: u16 = 18_181;
-/// A program listens within this time.
+/// A program listens within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
-/// A case of h2spec is answered within this time.
+/// A case of h2spec is answered within this time. It only has to exceed what a quiet machine needs:
+/// in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 struct H2specProcess(Child);

@@ -16,10 +16,13 @@ const TENANTS: [&str; 2] = ["alpha", "beta"];
 /// A packet without an answer for this long is sent again: hosts limit the ICMP errors that they
 /// send.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Buckets have stopped moving this long after the world is up.
+/// Buckets have stopped moving this long after the world is up. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const RESTED_WITHIN: Duration = Duration::from_secs(60);
-/// A session is answered within this time.
+/// A session is answered within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// IANA's protocol number.
 const UDP: u8 = 17;
 /// A port without a UDP service.
 const UNUSED_PORT: u16 = 33_434;

@@ -10,7 +10,8 @@ use canal_timing::deadline;
 use serde_json::Value;
 
 const CLIENT: &str = "clients/default/client-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The address that alpha requests, and the lowest of the pool, which beta gets.
 const ALPHA: &str = "198.19.0.40";

@@ -18,7 +18,8 @@ use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
 /// A client's first request is answered within this time: its identity and the gateways' may still
-/// be on their way.
+/// be on their way. It only has to exceed what a quiet machine needs: in the gate, `deadline` waits
+/// a minute or more.
 const SERVED_WITHIN: Duration = Duration::from_secs(5);
 const GATEWAY: &str = "spiffe://beta.example/ns/canal-system/sa/gateway";
 

@@ -21,18 +21,21 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Simultaneous clients of each tenant.
+/// Simultaneous clients of each tenant. Nobody derived the number: more handshakes at a time would
+/// measure the two cores.
 const CLIENTS: usize = 3;
-/// Maximum time of a handshake during a fault, shorter than any timeout.
+/// Maximum time of a handshake during a fault, shorter than any timeout. A requester has tried
+/// every key server by then: 250 ms each, and a second for the last.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The key server in the AZ of the servers under test.
 const NEAR: &str = "ks-2";
 /// Address of both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
 const GATEWAYS_KEY_SERVER: &str = "ks-1";
-/// Number of gateways in that AZ.
+/// Number of gateways in that AZ. As in the world's file.
 const GATEWAYS: usize = 2;
 
 /// rsaEncryption (RFC 8017 A.1), DER.

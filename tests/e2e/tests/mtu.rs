@@ -13,10 +13,13 @@ use canal_world::topology::OutsideTraffic;
 
 /// Bytes in each direction.
 const SIZE: &str = "10485760";
-/// Half of a body is sent within this time, and a whole transfer ends within this time.
+/// Half of a body is sent within this time, and a whole transfer ends within this time. It only has
+/// to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const TRANSFER_WITHIN: Duration = Duration::from_secs(20);
-/// Agents read their programs' counters every two seconds.
+/// Agents read their programs' counters every two seconds. 0.2 s more than that.
 const COUNTER_READ_INTERVAL: Duration = Duration::from_millis(2200);
+/// It only has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or
+/// more.
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 /// The tier in AZ 1.

@@ -12,7 +12,8 @@ use canal_timing::deadline;
 use rustix::process::Signal;
 use sha2::{Digest, Sha256};
 
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// A host of the provider's, which reaches the controller and is not captured.
 const OPERATOR_HOST: &str = "edge-1";
@@ -355,6 +356,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let argv = [
         "curl",
         "-sS",
+        // It only ends a hang.
         "--max-time",
         "600",
         "-o",

@@ -15,14 +15,16 @@ const GAMMA: &str = "gamma/default/client-0";
 /// The only gateway of the world.
 const GATEWAY: &str = "gw-1";
 /// Number of policies that are too large, beside one that is not. A data plane that received them
-/// used to refuse 256 responses and then all others.
+/// used to refuse 256 responses and then all others. More than those 256.
 const BAD_POLICIES: usize = 300;
 /// Number of values and of negated values: each list is within the limit, both together are not.
+/// The limit of a list is 1,024 entries for both together.
 const VALUES: usize = 600;
 /// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if
 /// all of them have a head.
 const HEADS: u64 = 128;
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns a mesh with three tenants that have the same addresses behind one gateway.

@@ -11,7 +11,8 @@ use canal_timing::{deadline, is_timed, slack};
 /// Tenants with the same pods.
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
-/// A sample client's own timeout of one call or run.
+/// A sample client's own timeout of one call or run. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a large body: in the timing tier, and in the gate.
 const LARGE_BODY: [&str; 2] = ["104857600", "10485760"];
@@ -46,7 +47,8 @@ fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
     })
 }
 
-/// Maximum number of calls that gRPC's client cancels until it reports one as cancelled.
+/// Maximum number of calls that gRPC's client cancels until it reports one as cancelled. A call in
+/// two is reported; ten in a row are not by chance.
 const CANCEL_TRIES_MAX: u32 = 10;
 
 /// Runs `canal-samples` in both tenants at once. The client itself checks what it gets and prints
@@ -191,6 +193,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                 mode,
                 "--count",
                 "3",
+                // RESOURCE_EXHAUSTED: any status but OK would do.
                 "--status",
                 "8",
                 "--status-message",

@@ -19,7 +19,8 @@ use serde_json::Value;
 /// A pod on a node that runs no part of the mesh, and another tenant's.
 const BARE: &str = "alpha/default/bare-0";
 const BETA_BARE: &str = "beta/default/bare-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 const SHOP: &str = "shop.example.com";
 

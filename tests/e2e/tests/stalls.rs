@@ -13,7 +13,8 @@ use canal_timing::deadline;
 const CLIENT: &str = "alpha/default/client-0";
 const FAR: &str = "alpha/default/client-far-0";
 const OTHER_TENANT: &str = "beta/default/client-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections that share one HBONE connection.
 const COUNT: &str = "100";
@@ -25,7 +26,7 @@ const SERVICE: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: rela
 
 /// A path, and clients that stall on it.
 struct StallCase {
-    road: &'static str,
+    path: &'static str,
     mode: &'static str,
     host: &'static str,
     port: &'static str,
@@ -33,37 +34,37 @@ struct StallCase {
 
 const CASES: [StallCase; 6] = [
     StallCase {
-        road: "responses through a gateway",
+        path: "responses through a gateway",
         mode: "get",
         host: "10.101.0.10",
         port: "80",
     },
     StallCase {
-        road: "responses of an undeclared port",
+        path: "responses of an undeclared port",
         mode: "get",
         host: "10.101.0.10",
         port: "82",
     },
     StallCase {
-        road: "bytes through a gateway",
+        path: "bytes through a gateway",
         mode: "read",
         host: "10.101.0.51",
         port: "7003",
     },
     StallCase {
-        road: "an echo through a gateway",
+        path: "an echo through a gateway",
         mode: "write",
         host: "10.101.0.51",
         port: "7000",
     },
     StallCase {
-        road: "bytes from node to node",
+        path: "bytes from node to node",
         mode: "read",
         host: "10.101.0.50",
         port: "7003",
     },
     StallCase {
-        road: "an echo from node to node",
+        path: "an echo from node to node",
         mode: "write",
         host: "10.101.0.50",
         port: "7000",
@@ -127,7 +128,7 @@ fn stall(case: &StallCase) -> Child {
     BufReader::new(child.stdout.as_mut().expect("a pipe"))
         .read_line(&mut line)
         .expect("the program's output");
-    assert_eq!(line.trim(), "stalled", "{}", case.road);
+    assert_eq!(line.trim(), "stalled", "{}", case.path);
     child
 }
 
@@ -162,7 +163,7 @@ fn clients_that_do_not_read_block_no_other_client() {
     assert_others_are_served("at first");
     for case in &CASES {
         let mut child = stall(case);
-        assert_others_are_served(case.road);
+        assert_others_are_served(case.path);
         until(
             deadline(STEP_TIMEOUT),
             "buffered bytes are charged to the client's tenant",
@@ -177,7 +178,7 @@ fn clients_that_do_not_read_block_no_other_client() {
         )
         .expect("it runs");
         child.wait().expect("the program ends");
-        assert_others_are_served(&format!("{}, closed", case.road));
+        assert_others_are_served(&format!("{}, closed", case.path));
         // Buffers of a stalled client must be freed when it ends, or they would leak from the
         // share.
         until(

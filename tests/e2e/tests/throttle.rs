@@ -18,34 +18,40 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// Rate per second, and burst, for all replicas of the AZ together.
+/// Rate per second, and burst, for all replicas of the AZ together. Far below what one machine
+/// serves, so that the throttle limits and not the CPU.
 const RATE: u64 = 20;
 /// Requests per second, for all replicas of all AZs together. Each of the test's requests is a
 /// handshake, of which an unoptimized build makes few.
 const REQUESTS_RATE: u64 = 10;
-/// Minimum fraction of a limit that passes, whatever the number of replicas.
+/// Minimum fraction of a limit that passes, whatever the number of replicas. The parts of the
+/// replicas are rounded, and a bucket that is full loses tokens.
 const LEAST: f64 = 0.9;
-/// Source ports of a flood of queries: enough to meet every replica.
+/// Source ports of a flood of queries: enough to meet every replica. As many as there are buckets,
+/// so that a replica with a quarter of them is missed in one of 10^15 floods.
 const PORTS: usize = 128;
-/// Duration of floods.
+/// Duration of floods. Longer than a second, so that the rate counts beside the burst.
 const FLOOD: Duration = Duration::from_millis(1500);
 /// Beta's sessions in a flood, and the pause between two of them, whatever happens to the earlier
-/// ones.
+/// ones. Far more than twice what passes, which the test checks: 20 of the burst and 30 of the 1.5
+/// s.
 const SESSIONS: u64 = 1500;
 const NEXT_SESSION: Duration = Duration::from_millis(1);
 /// Beta gives up a session that is not open within this time: a dropped SYN is retransmitted after
 /// a second.
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
-/// An admitted session gets its response within this time, on any machine.
+/// An admitted session gets its response within this time, on any machine. It only ends a hang.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
-/// Time within which services are spread over a fleet that has just come up.
+/// Time within which services are spread over a fleet that has just come up. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Both families use the same token buckets, which hold the tokens of a second: this long after one
 /// flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
 /// Queries between two pauses: enough for a flood even on a busy machine.
 const QUESTIONS: u64 = 5;
-/// Agents read their programs' counters every two seconds.
+/// Agents read their programs' counters every two seconds. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
 
 fn mesh() -> &'static Mesh {
@@ -425,6 +431,7 @@ fn packets_of_many_flows_get_the_whole_limit() {
             println!(
                 "{counter}, {to}: {passed} of {sent} datagrams passed {replicas} replicas, {lost} were refused; {least} to {most} may pass"
             );
+            // Otherwise the upper bound would prove nothing.
             timed!(
                 sent > 2 * most,
                 "datagrams are a flood, {counter}, {}",
@@ -501,6 +508,7 @@ fn packets_are_cut_to_the_rate() {
             println!(
                 "{counter}, {to}: {answered} of {sent} echoes answered, {least} to {most} may be; alpha: {alphas_answered} of {alphas}"
             );
+            // Otherwise the upper bound would prove nothing.
             timed!(
                 sent > 2 * most,
                 "echoes are a flood, {counter}, {}",
@@ -577,6 +585,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         };
         while started.elapsed() < FLOOD {
             ask(QUESTIONS);
+            // Without a pause the client would take the CPU from the programs that it floods.
             std::thread::sleep(Duration::from_micros(200));
         }
         // On a busy machine this thread may wait beyond the end of the flood. The tokens that the
@@ -600,6 +609,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         println!(
             "{server}: {received} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
         );
+        // Otherwise the upper bound would prove nothing.
         timed!(sent > 4 * most, "queries are a flood, {}", family(server));
         timed!(
             (least..=most).contains(&received),

@@ -50,45 +50,58 @@ const VANISHED_LOSSES_MAX: u64 = 4;
 /// listener while the kernel closes that may be dropped silently, and is retransmitted after a
 /// second.
 const KILLED_GAP_MAX: Duration = Duration::from_millis(1500);
-/// New connections of a client whose replicas fail get responses again within this time.
+/// New connections of a client whose replicas fail get responses again within this time. The edges
+/// mark a dead replica down after two probes, 0.6 s at most; the rest is for the connection.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// New connections of a client whose whole AZ fails get responses again within this time.
+/// New connections of a client whose whole AZ fails get responses again within this time. DNS drops
+/// an AZ 1.5 s after its last edge's report; nodes try another AZ sooner.
 const AZ_GAP_MAX: Duration = Duration::from_secs(2);
-/// A replica whose workers run again gets new sessions within this time.
+/// A replica whose workers run again gets new sessions within this time. Two good probes and a
+/// report take less than a second. Nobody measured the value.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
-/// Requests per second of each load while a backend dies.
+/// Requests per second of each load while a backend dies. Several loads run beside each other on
+/// two cores.
 const RATE: u64 = 15;
-/// Response timeout of clients while a backend dies.
+/// Response timeout of clients while a backend dies. As long as the longest gap that is permitted
+/// (`KILLED_GAP_MAX`).
 const TIMEOUT: Duration = Duration::from_millis(1500);
-/// A client that starts this long after a backend's death, or later, loses nothing.
+/// A client that starts this long after a backend's death, or later, loses nothing. The same as
+/// `GAP_MAX`.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is
-/// killed repeatedly: those in flight there.
+/// killed repeatedly: those in flight there. The test permits one for each death of a gateway, and
+/// no more than these.
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
 /// those sent while all of them are away.
 /// 25 are sent per second, for up to four seconds.
 const TWIN_LOSSES_MAX: u64 = 100;
-/// Clients of that service get responses again within this time.
+/// Clients of that service get responses again within this time. The four seconds above, and a
+/// second until new connections succeed (`GAP_MAX`).
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
-/// Duration of the loads beside a query of death.
+/// Duration of the loads beside a query of death. At 25 requests a second they are the 300 of
+/// `BESIDE_LOSSES_MAX`.
 const QUERIED_FOR: Duration = Duration::from_secs(12);
 /// Maximum number, of 700 new connections while an AZ's tier dies: those in progress through it at
 /// that moment. 50 start per second, and one takes up to a tenth of a second where two cores are
 /// busy with the whole mesh.
 const AZ_LOSSES_MAX: u64 = 5;
-/// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
+/// Sessions that stay open while the fleet changes: in the timing tier, and in the gate. The timing
+/// tier has enough for a share of each replica; the gate only needs some at each.
 const SESSIONS: [usize; 2] = [2000, 200];
-/// Response timeout of clients in the gate.
+/// Response timeout of clients in the gate. It only has to exceed what a quiet machine needs: in
+/// the gate, `deadline` waits a minute or more.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 48 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Time within which services are spread over a fleet that has just come up.
+/// Time within which services are spread over a fleet that has just come up. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Replicas leave the tables of services that they no longer serve within this time: sessions own
 /// their bucket for a minute after their end.
 const OWNERS_LEAVE_WITHIN: Duration = Duration::from_secs(90);
-/// A change of the fleet is visible within this time.
+/// A change of the fleet is visible within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 
 fn mesh() -> &'static Mesh {
@@ -392,6 +405,7 @@ fn change_fleet(round: usize) -> String {
 fn a_killed_replica_loses_only_its_own_sessions() {
     let mesh = mesh();
     let long_lived = mesh.spawn(
+        // Many at each replica; ten messages a second on each show a break at once.
         PROXYLESS,
         &[
             "canal-samples",
@@ -506,6 +520,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let started = Instant::now();
     let mut loads = Vec::new();
     for client in [MESHED, PROXYLESS] {
+        // The four services of `tier.yaml`.
         for n in 0..4 {
             for (connections, extra, losses_max) in kinds {
                 let child = load(client, n, &[&common, extra].concat());
@@ -740,6 +755,7 @@ fn a_grey_failure_gets_no_new_session() {
     assert_time(
         "time until a grey replica gets no new session",
         last,
+        // The requirement that the gateway's watchdog asserts (`MISSED_LOOKS_MAX`).
         Duration::from_secs(2),
     );
     assert_time(
@@ -763,6 +779,9 @@ fn a_dead_az_is_replaced_within_two_seconds() {
             load(
                 client,
                 0,
+                // 50 requests a second for 14 s are the 700 of `AZ_LOSSES_MAX`. 64 at a time,
+                // because those that wait for a dead replica must not delay others; 1.5 s is
+                // `TIMEOUT`.
                 &[
                     "-r",
                     "50",

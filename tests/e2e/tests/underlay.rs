@@ -12,16 +12,21 @@ use canal_e2e::{Mesh, until};
 use canal_offload::sessions::{OuterSession, SessionTable};
 use canal_timing::deadline;
 
+/// Many times the bound of 38 that aggregation allows (`TUNNELS`, `OWN`).
 const SESSIONS: u64 = 1000;
 /// Source ports towards a replica and from it. Edge and replica are configured with this number, so
 /// that the machine does not set the bound.
 const TUNNELS: u64 = 16;
-/// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
+/// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics. As
+/// many as were counted; a connection that the mesh adds must be added here.
 const OWN: usize = 6;
-/// Time within which the sessions are open and counted on the routers.
+/// Time within which the sessions are open and counted on the routers. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
+/// RFC 7348 §5.
 const VXLAN_PORT: u16 = 4789;
-/// First port that the kernel chooses for a socket without a port.
+/// First port that the kernel chooses for a socket without a port. Linux's default of
+/// `net.ipv4.ip_local_port_range`.
 const EPHEMERAL: u16 = 32768;
 const TIER: [(&str, &[&str]); 2] = [
     ("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]),
@@ -145,6 +150,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
         &targets[1],
         "-n",
         &count,
+        // Two seconds until all are open, within `SEEN_WITHIN`.
         "--open-rate",
         "500",
     ];

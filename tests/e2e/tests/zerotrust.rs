@@ -11,7 +11,8 @@ use canal_timing::{deadline, slack};
 
 const CLIENT: &str = "alpha/default/client-0";
 const INTRUDER: &str = "alpha/default/intruder-0";
-/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves. It only
+/// has to exceed what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn mesh() -> &'static Mesh {
@@ -199,7 +200,8 @@ fn dry_runs_and_audits_only_count() {
     });
 }
 
-/// Timeout of the gateway for an authorizer that responds at once.
+/// Timeout of the gateway for an authorizer that responds at once. Only an authorizer that does not
+/// respond meets it.
 const AUTHORIZED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Returns the tenant's authorizer with this timeout.
@@ -561,6 +563,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
 /// A change ends open work that is no longer allowed, and nothing else.
 #[test]
 fn a_change_of_policy_ends_open_connections() {
+    // Enough to be spread over all replicas and workers; any such number would do.
     const SESSIONS: usize = 20;
     let count = SESSIONS.to_string();
     let sessions = |pod: &str| {

@@ -14,6 +14,7 @@ pub const RST: u8 = 4;
 /// A flag of RFC 9293, 3.1.
 pub const ACK: u8 = 16;
 
+/// IANA's protocol number.
 const TCP: u8 = 6;
 
 /// One TCP segment of a history.

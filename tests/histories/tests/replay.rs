@@ -30,7 +30,8 @@ mod host;
 const SEED: &str = "CANAL_HISTORY";
 /// Number of histories: enough for each verdict that the test demands of all together.
 const HISTORIES: u64 = 120;
-/// Number of histories that are recorded ahead of the running one.
+/// Number of histories that are recorded ahead of the running one. Recording and replay use a core
+/// each; a few wait if one is faster for a moment.
 const AHEAD: usize = 16;
 const PORT: u16 = 80;
 /// TC_ACT_OK, TC_ACT_SHOT and TC_ACT_REDIRECT.
@@ -49,6 +50,7 @@ struct ClientEnd {
     is_over: bool,
 }
 
+/// Any sequence number that is far from zero, so that no number wraps.
 const FIRST: u32 = 1_000_000;
 
 /// Returns the next four bytes that the client sends.

@@ -418,6 +418,7 @@ pub(super) fn authorizer(
     let at = DecodeContext(name);
     let key = at.policy("key", x.key)?;
     let timeout = Duration::from_millis(x.timeout_ms.into());
+    // With 0 every check would fail at once.
     if timeout.is_zero() || timeout > a::AUTHORIZER_TIMEOUT_MAX {
         return at.err(
             "timeout_ms",

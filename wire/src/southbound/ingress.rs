@@ -23,7 +23,7 @@ use crate::program as w;
 
 impl From<&IngressGateway> for w::IngressGateway {
     fn from(gateway: &IngressGateway) -> Self {
-        let validated = ports_of(&gateway.client_validations);
+        let validations = &gateway.client_validations;
         let listener = |it: &IngressListener| w::IngressListener {
             name: it.name.clone(),
             port: it.port.into(),
@@ -34,7 +34,7 @@ impl From<&IngressGateway> for w::IngressGateway {
             tls: it
                 .certificates
                 .as_ref()
-                .map(|secrets| tls(secrets, validated.contains(&it.port))),
+                .map(|secrets| tls(secrets, is_validated(validations, it.port, &it.name))),
         };
         let terminating = gateway.terminating_ports();
         let of_kind = |is_relaying: bool, is_terminating: bool| {
@@ -74,12 +74,8 @@ fn decode_relay(at: &DecodeContext<'_>, relay: i32) -> Result<RelayProtocol, Res
     }
 }
 
-fn ports_of(validations: &[ClientValidation]) -> BTreeSet<u16> {
-    validations
-        .iter()
-        .flat_map(|it| &it.ports)
-        .copied()
-        .collect()
+fn is_validated(validations: &[ClientValidation], port: u16, listener: &str) -> bool {
+    validations.iter().any(|it| it.is_for(port, listener))
 }
 
 fn tls(secrets: &[SecretKey], is_validating: bool) -> w::ListenerTls {
@@ -101,11 +97,13 @@ fn validation(it: &ClientValidation) -> w::ClientValidation {
         ClientValidationMode::AllowInsecureFallback => {
             w::ClientValidationMode::AllowInsecureFallback
         }
+        ClientValidationMode::AllowValidOrNone => w::ClientValidationMode::AllowValidOrNone,
     };
     w::ClientValidation {
         ports: it.ports.iter().map(|port| u32::from(*port)).collect(),
         mode: mode.into(),
         authorities: it.authorities.pem.clone(),
+        listeners: it.listeners.iter().cloned().collect(),
     }
 }
 
@@ -168,11 +166,10 @@ pub(super) fn decode(
     }
     check_ports(&at, &listeners)?;
     let client_validations = decode_validations(&at, gateway.client_validations)?;
-    let validated = ports_of(&client_validations);
     let listeners = listeners.into_iter().map(|it| {
         let virtual_hosts = it.virtual_hosts.into_iter();
+        let name = it.name;
         Ok(IngressListener {
-            name: it.name,
             port: at.port("listeners.port", it.port)?,
             host: it.host.map(|host| decode::host(&at, host)).transpose()?,
             is_open: it.open,
@@ -180,14 +177,15 @@ pub(super) fn decode(
             certificates: it
                 .tls
                 .map(|tls| {
-                    let is_validating =
-                        u16::try_from(it.port).is_ok_and(|p| validated.contains(&p));
+                    let is_validating = u16::try_from(it.port)
+                        .is_ok_and(|port| is_validated(&client_validations, port, &name));
                     secrets(&at, &tls, is_validating)
                 })
                 .transpose()?,
             virtual_hosts: virtual_hosts
                 .map(|host| decode_host(&at, host))
                 .collect::<Result<_, _>>()?,
+            name,
         })
     });
     let proxies = u8::try_from(gateway.trusted_proxies).ok();
@@ -242,7 +240,8 @@ fn decode_validations(
     at: &DecodeContext<'_>,
     written: Vec<w::ClientValidation>,
 ) -> Result<Vec<ClientValidation>, ResourceDecodeError> {
-    let mut taken: BTreeSet<u16> = BTreeSet::new();
+    // The listeners of each port that have a validation already; `None` means all.
+    let mut taken: BTreeMap<u16, Option<BTreeSet<String>>> = BTreeMap::new();
     let mut validations = Vec::new();
     for it in written {
         let mode = match w::ClientValidationMode::try_from(it.mode) {
@@ -250,16 +249,36 @@ fn decode_validations(
             Ok(w::ClientValidationMode::AllowInsecureFallback) => {
                 ClientValidationMode::AllowInsecureFallback
             }
+            Ok(w::ClientValidationMode::AllowValidOrNone) => ClientValidationMode::AllowValidOrNone,
             Err(_) => return at.err("client_validations.mode", format!("{} is unknown", it.mode)),
         };
+        let count = it.listeners.len();
+        at.at_most(
+            "client_validations.listeners",
+            count,
+            LISTENERS_PER_GATEWAY_MAX,
+        )?;
+        let listeners: BTreeSet<String> = it.listeners.into_iter().collect();
         let mut ports = BTreeSet::new();
         for port in it.ports {
             let port = at.port("client_validations.ports", port)?;
+            let is_free = match (taken.get(&port), listeners.is_empty()) {
+                (None, _) => true,
+                (Some(Some(others)), false) => others.is_disjoint(&listeners),
+                (Some(_), _) => false,
+            };
             // Of two validations, a gateway would take either.
-            if !taken.insert(port) {
+            if !is_free || !ports.insert(port) {
                 return at.err("client_validations.ports", format!("has {port} twice"));
             }
-            ports.insert(port);
+            let named = (!listeners.is_empty()).then(|| listeners.clone());
+            match (
+                taken.entry(port).or_insert_with(|| Some(BTreeSet::new())),
+                named,
+            ) {
+                (Some(all), Some(named)) => all.extend(named),
+                (entry, _) => *entry = None,
+            }
         }
         let field = "client_validations.authorities";
         at.at_most(field, it.authorities.len(), CLIENT_CA_BYTES_MAX)?;
@@ -268,11 +287,14 @@ fn decode_validations(
             .matches("-----BEGIN CERTIFICATE-----")
             .count();
         at.at_most(field, count, CLIENT_CA_CERTIFICATES_MAX)?;
+        // Without an authority no client could be verified, and a gateway must not admit all
+        // instead.
         if count == 0 {
             return at.err(field, "contains no certificate in PEM");
         }
         validations.push(ClientValidation {
             ports,
+            listeners,
             mode,
             authorities: Arc::new(CaCertificates {
                 pem: it.authorities,
@@ -364,7 +386,23 @@ pub(super) fn sample() -> IngressGateway {
         host: Some(HostMatch::Suffix(".example.com".into())),
         routes: [route("a", "GRPCRoute")].into(),
     };
+    let https = |port, name: &str| IngressListener {
+        port,
+        certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
+        ..listener(name, None, Vec::new())
+    };
+    let passed = |port, name: &str, host| IngressListener {
+        port,
+        relay: Some(RelayProtocol::TlsPassthrough),
+        ..listener(name, host, Vec::new())
+    };
     let exact = Some(HostMatch::Exact("www.example.com".into()));
+    let authorities = || {
+        Arc::new(CaCertificates {
+            pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
+            count: 1,
+        })
+    };
     IngressGateway {
         key: "alpha/infra/web.gateway".parse().unwrap(),
         id: ServiceId::new(9).unwrap(),
@@ -372,51 +410,40 @@ pub(super) fn sample() -> IngressGateway {
         listeners: vec![
             listener("http", None, vec![suffix, any]),
             listener("closed", exact, Vec::new()),
+            https(443, "https"),
+            https(8443, "mutual"),
+            https(7443, "of-some"),
             IngressListener {
-                port: 443,
-                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
-                ..listener("https", None, Vec::new())
+                host: Some(HostMatch::Exact("a.test".into())),
+                ..https(7443, "of-none")
             },
-            IngressListener {
-                port: 8443,
-                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
-                ..listener("mutual", None, Vec::new())
-            },
-            IngressListener {
-                port: 6443,
-                relay: Some(RelayProtocol::TlsPassthrough),
-                ..listener("tls", None, Vec::new())
-            },
+            passed(6443, "tls", None),
             IngressListener {
                 port: 5432,
                 relay: Some(RelayProtocol::Tcp),
                 ..listener("tcp", None, Vec::new())
             },
             IngressListener {
-                port: 6444,
                 relay: Some(RelayProtocol::TerminatedTls),
-                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
-                ..listener("terminated", None, Vec::new())
+                ..https(6444, "terminated")
             },
-            IngressListener {
-                port: 6444,
-                relay: Some(RelayProtocol::TlsPassthrough),
-                ..listener(
-                    "passed",
-                    Some(HostMatch::Suffix(".test".into())),
-                    Vec::new(),
-                )
+            passed(6444, "passed", Some(HostMatch::Suffix(".test".into()))),
+        ],
+        client_validations: vec![
+            ClientValidation {
+                // No listener has 9443: a validation may be for more ports than listeners have.
+                ports: [8443, 9443].into(),
+                listeners: BTreeSet::new(),
+                mode: ClientValidationMode::AllowInsecureFallback,
+                authorities: authorities(),
+            },
+            ClientValidation {
+                ports: [7443].into(),
+                listeners: ["of-some".to_owned()].into(),
+                mode: ClientValidationMode::AllowValidOrNone,
+                authorities: authorities(),
             },
         ],
-        client_validations: vec![ClientValidation {
-            // No listener has 9443: a validation may be for more ports than listeners have.
-            ports: [8443, 9443].into(),
-            mode: ClientValidationMode::AllowInsecureFallback,
-            authorities: Arc::new(CaCertificates {
-                pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
-                count: 1,
-            }),
-        }],
     }
 }
 
@@ -531,6 +558,22 @@ mod tests {
             (
                 &|it| it.client_validations[0].ports.push(443),
                 "do not agree",
+            ),
+            (
+                &|it| it.client_validations[1].listeners.clear(),
+                "do not agree",
+            ),
+            // A listener in two validations, and a port that is in one for all of its listeners.
+            (
+                &|it| {
+                    let again = it.client_validations[1].clone();
+                    it.client_validations.push(again);
+                },
+                "has 7443 twice",
+            ),
+            (
+                &|it| it.client_validations[1].ports.push(8443),
+                "has 8443 twice",
             ),
         ] {
             let text = refused(change);

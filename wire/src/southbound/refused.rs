@@ -11,9 +11,11 @@ use crate::program::refused_resources::RefusedResource;
 /// Type URL of the detail that lists refused resources.
 pub const TYPE_URL: &str = "type.googleapis.com/canal.program.v1.RefusedResources";
 /// Maximum length of the reason for one refused resource, in bytes.
+/// With [`REASONS_MAX`] of them, the reasons of one NACK have 64 KiB at most.
 pub const REASON_BYTES_MAX: usize = 256;
 /// Maximum number of refused resources of one NACK that have a reason. The names are always
 /// complete: a resource that is not listed was accepted.
+/// Operators see at most 16 of a tenant (`REFUSED_SHOWN_MAX`).
 pub const REASONS_MAX: usize = 256;
 
 /// Packs the refused resources. Reasons beyond [`REASONS_MAX`] are left out, and each is truncated

@@ -101,6 +101,7 @@ fn redirect(
             None => return at.err("answer.redirect.scheme", format!("{text:?} is not HTTP")),
         },
     };
+    // Any other byte could end the header `location` or add another one.
     if !received.host.bytes().all(route_filters::is_host_byte) {
         return at.err(
             "answer.redirect.host",
@@ -126,6 +127,7 @@ fn redirect(
             text,
         )?)),
     };
+    // A URI has no other bytes (RFC 3986 §2), and `#` would begin a fragment.
     let is_sent = |byte: u8| byte > b' ' && byte < 0x7f && byte != b'#';
     if let Some(query) = received
         .query

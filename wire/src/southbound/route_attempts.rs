@@ -77,6 +77,7 @@ fn retry_policy(
         .statuses
         .into_iter()
         .map(|status| match u16::try_from(status) {
+            // Statuses have three digits, and the first is 1 to 5 (RFC 9110 §15).
             Ok(status @ 100..600) => Ok(status),
             _ => at.err(
                 "attempts.retries.statuses",
@@ -100,6 +101,7 @@ fn retry_policy(
             m::BackoffJitter::Full
         },
     };
+    // Times grow from the base to the maximum.
     if backoff.max < backoff.base {
         return at.err("attempts.retries.backoff_max_ms", "is less than the base");
     }

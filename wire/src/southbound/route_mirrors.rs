@@ -13,6 +13,7 @@ impl From<&RouteMirror> for w::RouteMirror {
             target,
             fraction,
             shadows_host,
+            backend,
         } = mirror;
         let target = encode::backend(&canal_model::program::Backend {
             weight: 1,
@@ -23,6 +24,7 @@ impl From<&RouteMirror> for w::RouteMirror {
             target: Some(target),
             millionths: fraction.millionths(),
             shadow_host: *shadows_host,
+            backend: backend.unwrap_or_default().into(),
         }
     }
 }
@@ -30,16 +32,21 @@ impl From<&RouteMirror> for w::RouteMirror {
 pub(super) fn decode(
     at: &DecodeContext<'_>,
     received: w::RouteMirror,
+    is_of_backend: bool,
 ) -> Result<RouteMirror, ResourceDecodeError> {
     let target = at.need("mirrors.target", received.target)?;
     let target = super::decode::backend(at, target)?.target;
     if matches!(target, BackendTarget::Refuse { .. }) {
         return at.err("mirrors.target", "is no service");
     }
+    let Ok(backend) = u16::try_from(received.backend) else {
+        return at.err("backend_mirrors.backend", "is no position of a backend");
+    };
     Ok(RouteMirror {
         target,
         fraction: route_faults::fraction(at, "mirrors.millionths", received.millionths)?,
         shadows_host: received.shadow_host,
+        backend: is_of_backend.then_some(backend),
     })
 }
 
@@ -47,7 +54,7 @@ pub(super) fn decode(
 #[cfg(test)]
 pub(super) fn samples() -> Vec<RouteMirror> {
     use canal_model::request_fraction::RequestFraction;
-    let mirror = |shadows_host| RouteMirror {
+    let mirror = |shadows_host, backend| RouteMirror {
         target: BackendTarget::Service {
             service: "alpha/b/copies".parse().unwrap(),
             port: 80,
@@ -55,6 +62,12 @@ pub(super) fn samples() -> Vec<RouteMirror> {
         },
         fraction: RequestFraction::ALL,
         shadows_host,
+        backend,
     };
-    vec![mirror(true), mirror(false)]
+    vec![
+        mirror(true, None),
+        mirror(false, None),
+        mirror(false, Some(0)),
+        mirror(false, Some(1)),
+    ]
 }

@@ -129,6 +129,7 @@ pub fn decode(
     }
     let snapshot =
         StateFile::decode(content).map_err(|e| StateFileFormatError::Form(e.to_string()))?;
+    // Another format may lack kinds without which this build admits too much.
     if snapshot.format != FORMAT {
         return Err(StateFileFormatError::Format(snapshot.format));
     }

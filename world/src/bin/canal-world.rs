@@ -93,6 +93,7 @@ fn up(file: &str, ephemeral: bool) -> Result<World, String> {
         ..WorldOptions::default()
     };
     let world = World::up(&load(file)?, &options).map_err(text)?;
+    // Nobody measured how long the largest world needs; `up` has built it by then.
     world.wait_ready(Duration::from_secs(60)).map_err(text)?;
     Ok(world)
 }

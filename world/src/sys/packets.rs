@@ -8,14 +8,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Maximum frames per system call.
+/// Maximum frames per system call. Nobody measured which number is best.
 pub(crate) const BATCH: usize = 64;
 /// Buffer size of one frame: the largest MTU of an underlay (9,100), the Ethernet header, and the
 /// offload header.
 pub(crate) const FRAME_BYTES_MAX: usize = 10 << 10;
 /// Size of the kernel's buffers for a socket, in bytes. It bridges the time until the relay reads.
 const SOCKET_BYTES: libc::c_int = 16 << 20;
-/// Size of the buffer for the control message with the time of arrival, in 64-bit words.
+/// Size of the buffer for the control message with the time of arrival, in 64-bit words. `cmsghdr`
+/// and a `timespec` need four; the rest is for other messages that the kernel may add.
 const CONTROL_WORDS: usize = 8;
 
 /// A packet socket on one device.

@@ -67,7 +67,7 @@ fn print_line(line: &str) {
         .expect("standard output");
 }
 
-/// Maximum time of an event on a quiet machine.
+/// Maximum time of an event on a quiet machine. In the gate, `deadline` waits a minute or more.
 pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns a name that no other test process uses, also of another run on this machine. It is short
@@ -124,7 +124,8 @@ pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<
     }
 }
 
-/// Maximum time until a peer in a host answers on a quiet machine.
+/// Maximum time until a peer in a host answers on a quiet machine. It only has to exceed what a
+/// quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Connects from a host to an address that answers, or that refuses it with an error. Returns the

@@ -18,10 +18,13 @@ use crate::verbs::status;
 use crate::{bundled_topology, verbs};
 
 /// Timeout of one client's run.
+/// The longest load lasts 30 s, which leaves half as much for a busy machine.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Timeout for the world to be completely ready.
+/// `canal up` waits as long by default.
 const UP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between two readiness checks.
+/// An operator does not notice the delay, and a check is a few requests.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Returns the client pod of a tenant near the page.
@@ -58,6 +61,7 @@ impl ClientOutput {
             .collect::<Vec<_>>()
             .join(" ")
             .chars()
+            // An expectation's line stays at two lines of a terminal.
             .take(160)
             .collect();
         match self.code {

@@ -12,13 +12,19 @@ use crate::demo::traffic::{DETAILS, at};
 use crate::exit::{ExitStatus, VerbError, VerbResult};
 
 /// Requests per second of a tenant with node proxies, and of one without.
+/// They are low, because both loads and the whole mesh share one machine.
 const RATES: [(&str, &str); 2] = [("alpha", "150"), ("gamma", "50")];
 /// Duration of the load, which is longer than the changes take.
 const SECONDS: &str = "30";
 /// Time before the first change.
+/// The clients have connections by then, so that there are sessions to move.
 const LEAD: Duration = Duration::from_secs(2);
 /// Time limit for a drained replica to have no session left.
+/// A draining replica waits 5 s for buckets of other replicas' sessions
+/// (docs/design/0003-cloud-tier.md); this is twice as long.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit for a new replica to serve in the place of an old one. Nobody measured this value;
+/// the old one is drained before, so it is above [`EMPTY_WITHIN`].
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A row of `canal gateway list -o json`.
@@ -90,6 +96,7 @@ pub(crate) async fn run(
             "-r",
             rate,
             "-c",
+            // Some connections for each of the replicas, so that a drain has sessions to move.
             "8",
             "-d",
             SECONDS,
@@ -124,6 +131,7 @@ async fn drain(world: &DemoWorld) -> VerbResult<Expectation> {
     let busiest = busiest(&replicas(world).await?, |_| true)?;
     let started = Instant::now();
     let output = world
+        // Longer than `EMPTY_WITHIN`, so that a slow drain is reported with its time.
         .canal(&["gateway", "drain", &busiest.name, "--timeout", "30"])
         .await?;
     let took = started.elapsed();
@@ -146,6 +154,7 @@ async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
     let old = busiest(&replicas(world).await?, |r| r.state == "active")?;
     let started = Instant::now();
     let output = world
+        // The verb waits for as long as the expectation allows (`REPLACED_WITHIN`).
         .canal(&["gateway", "replace", &old.name, "--timeout", "30"])
         .await?;
     let took = started.elapsed();

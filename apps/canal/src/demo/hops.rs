@@ -16,7 +16,9 @@ use crate::running_world::HostKindFilter;
 
 const DETAILS_POD: &str = "alpha/bookinfo/details-0";
 /// Number of requests that are measured.
+/// Background work of the hosts, such as probes and reports, then adds little to the cost of one.
 const REQUESTS: u64 = 4_000;
+/// Nobody measured other numbers.
 const CONNECTIONS: &str = "8";
 
 /// One hop of the path: its name, its hosts, and the owner of its CPU time.

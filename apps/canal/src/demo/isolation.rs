@@ -10,8 +10,10 @@ use crate::demo::traffic::{DETAILS, at, family};
 use crate::exit::{ExitStatus, VerbError, VerbResult};
 
 /// Requests of each tenant to one address, sent at the same time.
+/// One that reaches the other tenant fails the step. The number was chosen.
 const REQUESTS: &str = "500";
 /// A service that only beta has.
+/// Any number that no other tenant's service has.
 const VAULT: u8 = 40;
 /// A pod that every tenant has, at the same address.
 const POD: &str = "bookinfo/details-0";

@@ -39,6 +39,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             "curl",
             "-sS",
             "--fail-with-body",
+            // It only ends a request that hangs.
             "--max-time",
             "5",
             family,
@@ -60,6 +61,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let report = world
         .report(
             &client("gamma"),
+            // One answer of another tenant's pod among 500 fails the step; the number was chosen.
             &["canal-samples", "load", &url, "-n", "500", "-c", "4"],
         )
         .await?;

@@ -15,12 +15,17 @@ use crate::metrics;
 use crate::running_world::HostKindFilter;
 
 /// Requests per second over [`CONNECTIONS`].
+/// At most [`CONNECTIONS`] of the 2,400 requests may be lost, so that a small loss shows.
 const RATE: &str = "300";
 /// Number of connections. At most this many requests are in flight, so at most this many may be
 /// lost.
+/// Enough that the killed replica has some of them.
 const CONNECTIONS: u64 = 16;
+/// It leaves 5 s after the kill ([`KILLED_AFTER`]): an edge skips a dead replica after 0.4 s, and
+/// others reset its sessions after 3 s.
 const SECONDS: &str = "8";
 /// Time from the start of the load to the kill.
+/// The connections exist by then.
 const KILLED_AFTER: Duration = Duration::from_secs(3);
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {

@@ -27,9 +27,13 @@ fn host(v6: bool, service: u8) -> String {
 pub(crate) const PAGE: u8 = 10;
 /// Number of a service that calls no other one, and names its tenant in `x-served-by`.
 pub(crate) const DETAILS: u8 = 11;
+/// Number of the service that calls `ratings`.
 pub(crate) const REVIEWS: u8 = 12;
+/// Number of the service that echoes gRPC.
 const ECHO: u8 = 31;
+/// Number of the service for WebSockets.
 const WS: u8 = 32;
+/// Number of the service that speaks Redis' protocol, which is plain TCP for the mesh.
 const REDIS: u8 = 33;
 
 /// Returns the name of the IP family for messages.
@@ -99,6 +103,7 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
     let mut seen = Vec::new();
     let mut is_met = true;
     for (mode, extra) in [
+        // Several messages each, so that a stream carries more than one. The numbers were chosen.
         ("unary", ["--count", "5"]),
         ("server-stream", ["--count", "20"]),
         ("client-stream", ["--count", "20"]),

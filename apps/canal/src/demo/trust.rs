@@ -107,6 +107,7 @@ async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbRes
     let argv = [
         "curl",
         "-sS",
+        // It only ends a request that hangs.
         "--max-time",
         "5",
         "-o",
@@ -120,6 +121,7 @@ async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbRes
         if output.stdout.trim() == expected {
             break;
         }
+        // 20 tries, two seconds together: twice the time in which a change must be in force.
         tokio::time::sleep(Duration::from_millis(100)).await;
         output = world.run(&client("alpha"), &argv).await?;
     }

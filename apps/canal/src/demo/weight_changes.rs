@@ -10,14 +10,17 @@ use crate::demo::traffic::{PAGE, REVIEWS, at};
 use crate::exit::VerbResult;
 
 /// Number of weight changes under load.
+/// Each moves 5 %, so that the weights go from 0 to 100 %.
 const CHANGES: u32 = 20;
 /// Load during the changes, in pages per second. Each page causes three or four requests through
 /// the mesh.
+/// With 30 pages in each pause between changes, each change meets requests.
 const PAGES_PER_SECOND: &str = "100";
 /// Duration of the load, which is longer than all changes take.
 /// The start and the pauses take 7 s, which leaves 350 ms on average for each apply.
 const LOAD_SECONDS: &str = "14";
 /// Pause between two weight changes.
+/// Shorter than the second in which a change must be in force, so that the load ends soon.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Returns the demo's own route with other weights.
@@ -40,6 +43,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         "-r",
         PAGES_PER_SECOND,
         "-c",
+        // A page takes some milliseconds, so that 16 connections carry 100 a second with ease.
         "16",
         "-d",
         LOAD_SECONDS,
@@ -75,6 +79,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         ),
     );
     let in_time = Expectation::new(
+        // The bound was chosen: an operator does not wait longer after `canal apply` returned.
         slowest < Duration::from_secs(1),
         "each change runs on every data plane within 1 s of `canal apply`",
         format!("the slowest took {} ms", slowest.as_millis()),
@@ -94,11 +99,13 @@ fn page(address: String) -> String {
 /// weights.
 async fn check_final_weights(world: &DemoWorld) -> VerbResult<Expectation> {
     let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
+    // A share of 1 % that still goes to v1 shows among 500 (0.7 % of such tries show none).
     let argv = ["canal-samples", "load", &url, "-n", "500", "-c", "4"];
     let report = world.report(&client("alpha"), &argv).await?;
     world
         .apply("alpha", "demo/alpha/routes.yaml", route(90, 10))
         .await?;
+    // 100 % shows that no data plane has an earlier weight.
     let is_met = report["failed"] == 0 && share(&report, "reviews-v2") >= 100.0;
     Ok(Expectation::new(
         is_met,

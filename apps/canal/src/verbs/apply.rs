@@ -16,6 +16,8 @@ use crate::tenant;
 use crate::verbs::status;
 
 /// Timeout of the demo for convergence, in seconds.
+/// The demo expects a change within 1 s; ten times as long tells a slow change from one that never
+/// ends.
 const CONVERGE_SECONDS_MAX: u64 = 10;
 
 /// Creates or changes objects, all or none

@@ -12,6 +12,8 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::signals;
 
 /// Time limit of the whole demo, including the teardown.
+/// Nobody measured this value; it only has to exceed all parts together, and to end a demo that
+/// hangs.
 const LIMIT: Duration = Duration::from_secs(225);
 
 /// Shows the mesh at work, in under four minutes, and cleans up

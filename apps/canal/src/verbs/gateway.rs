@@ -17,12 +17,12 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::output::{self, OutputArgs, ProgressLine, TextTable, span};
 use crate::running_world::RunningWorld;
 
-/// Interval between two queries of a waiting verb.
-/// Shorter than the 500 ms between two reports of a replica, so that a wait ends soon after the
-/// report.
+/// Interval between two queries of a waiting verb. Replicas report every 200 ms while their tables
+/// move, and once a second otherwise, so that a wait ends soon after the report.
 const POLL: Duration = Duration::from_millis(200);
-/// Time in which a drain order, and the tables that result from it, reach edges and replicas.
-/// Edges and replicas report every 500 ms, and get their orders in the answers.
+/// Time in which a drain order, and the tables that result from it, reach edges and replicas. The
+/// tables go out over their streams as soon as the planner has made them. Nobody measured this
+/// value, which has to exceed a pass of the planner and the delivery.
 const ORDER_SPREADS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Handles the gateway replicas of the cloud tier
@@ -112,6 +112,7 @@ struct NameArgs {
 #[derive(Debug, Args)]
 struct LimitArgs {
     /// Wait at most this many seconds; 0: do not wait
+    // Persistent sessions may need minutes to end. Nobody measured this value.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     timeout: u64,
 }

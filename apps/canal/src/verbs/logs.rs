@@ -16,6 +16,7 @@ use crate::running_world::RunningWorld;
 use crate::{observe, signals};
 
 /// Interval between two reads of a followed log.
+/// An operator does not notice the delay, and a read without news costs little.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Shows the log of a host's processes

@@ -14,6 +14,7 @@ use crate::signals;
 use crate::view::{Canvas, WorldSampler};
 
 /// Interval between two updates of the view.
+/// A person reads no faster, and a sample reads files of each process.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Brings up a world and stays, with a live view; ctrl-c takes it down
@@ -32,6 +33,7 @@ pub(crate) struct UpArgs {
     #[arg(short, long)]
     quiet: bool,
     /// Seconds to wait for all processes to be ready
+    // A start takes a few seconds; the rest is for a busy machine.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     wait: u64,
 }

@@ -85,6 +85,7 @@ struct WorldUpArgs {
     #[arg(long)]
     replace: bool,
     /// Wait until every process is ready, at most this many seconds; 0: do not wait
+    // A start takes a few seconds; the rest is for a busy machine.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     wait: u64,
 }

@@ -15,6 +15,7 @@ use rustix::thread::gettid;
 use crate::generator::LoadConnection;
 
 /// Number of connections, each with one request in progress.
+/// Enough that the proxy never waits for the flood, which has one thread. Nobody measured fewer.
 const CONNECTIONS: usize = 64;
 
 /// The thread that floods until it is stopped.

@@ -114,10 +114,13 @@ pub(crate) struct LoadOutcome {
 }
 
 /// Connections of the noisy tenant.
+/// Nobody measured other numbers.
 const NOISY_CONNECTIONS: usize = 10;
 /// Time to wait for responses after the last request.
+/// A request without a response by then counts as unanswered.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// Time before requests count: afterwards connections and pools exist.
+/// Nobody measured a shorter time.
 const WARM: Duration = Duration::from_millis(500);
 
 /// Runs the load to its end.
@@ -151,6 +154,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
     );
     let mut outcome = LoadOutcome::default();
     let (mut next, mut waiting) = (begun, 0_u64);
+    // One epoll_wait returns as many; the rest come with the next.
     let mut events = Vec::with_capacity(256);
     loop {
         let now = Instant::now();
@@ -190,10 +194,8 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
             // The alarm's token is that of no connection; it only ends the wait.
-            let Some(connection) = usize::try_from(event.data.u64())
-                .ok()
-                .and_then(|tenant| connections.get_mut(tenant))
-            else {
+            let token = usize::try_from(event.data.u64()).ok();
+            let Some(connection) = token.and_then(|tenant| connections.get_mut(tenant)) else {
                 continue;
             };
             // A response that is not 200 was not served, so it lowers the share of answered ones.

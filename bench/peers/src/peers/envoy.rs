@@ -10,6 +10,7 @@ use super::{PeerFolders, loopback, write};
 use crate::case::{ProxyCase, ROUTES, SERVICES};
 use crate::tls_origin;
 
+/// A port that no other proxy of this bench has.
 const PORT: u16 = 18_084;
 const API: &str = "type.googleapis.com/envoy.extensions";
 

@@ -10,6 +10,7 @@ use super::{PeerFolders, loopback, write};
 use crate::case::{ProxyCase, SERVICES};
 use crate::tls_origin;
 
+/// A port that no other proxy of this bench has.
 const PORT: u16 = 18_082;
 
 pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {

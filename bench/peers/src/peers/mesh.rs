@@ -29,6 +29,7 @@ const TOKEN: &str = "bench";
 /// Shares of the tenant: its 10,000 services with 100,000 routes exceed the default ones.
 const SHARES: &str = "shares: {configurationBytes: 33554432, compiledBytes: 268435456, compiledResources: 200000, routeTableBytes: 1073741824}";
 /// A gateway has its configuration and certificates within this time.
+/// Nobody measured this value; it only ends a start that failed.
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// A running controller, with the files that its gateways need.
@@ -136,6 +137,7 @@ impl BenchMesh {
                 "the gateway is not ready after {READY_MAX:?}: {lacking}; its output: {}",
                 log_text()
             );
+            // Short beside `READY_MAX`.
             std::thread::sleep(Duration::from_millis(50));
         }
         gateway.settle()?;

@@ -150,6 +150,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         != der(&second)
     {
         assert!(Instant::now() < until, "the new intermediate signs");
+        // Polls are cheap; the deadline bounds the wait.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(ca.status().await.error, "");
@@ -268,6 +269,7 @@ fn serve(
             "{}",
             std::fs::read_to_string(dir.join("log")).unwrap()
         );
+        // Polls are cheap; the deadline bounds the wait.
         std::thread::sleep(Duration::from_millis(20));
     }
     (process, format!("http://{free}"))

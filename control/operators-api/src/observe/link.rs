@@ -17,8 +17,11 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{ORDERS_MAX, ObservationContext, OrderSender};
 
 /// Time within which a data plane must state what it serves.
+/// A data plane sends it at once, so that only a broken one needs longer. Nobody measured this
+/// value.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of one answer: its data and the fields around it.
+/// The 8 KiB suffice for a reason and some numbers.
 const ANSWER_BYTES_MAX: usize = OBSERVE_DATA_BYTES_MAX + (8 << 10);
 
 /// The service on which data planes serve observations.

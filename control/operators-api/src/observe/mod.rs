@@ -29,16 +29,25 @@ pub use relay::ObservationStream;
 pub(crate) use relay::begin;
 
 /// Maximum number of observations of all operators at once; each may be of several data planes.
+/// A tenant's default share is 57: 25 % of what the provider's part leaves. Each has at most
+/// `OBSERVE_WINDOW_BYTES` (256 KiB) unread from each of its data planes. Nobody measured this
+/// value.
 pub const OBSERVATIONS_MAX: usize = 256;
 /// Maximum number of observations of one operator at once.
+/// A person reads fewer at once; it stops a script that opens more and more.
 pub const OBSERVATIONS_PER_OPERATOR_MAX: usize = 8;
 /// Time within which a dump or metrics must be read.
+/// Data planes have the same timeout for them (docs/operations/limits.md).
 const WHOLE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of orders that a data plane has not read yet; a data plane that exceeds it gets
 /// no more observations.
+/// These are 16 for each of the 64 observations that a data plane may have
+/// (`OBSERVATIONS_PER_DATA_PLANE_MAX`). Nobody measured this value.
 const ORDERS_MAX: usize = 1024;
 /// Bytes of credit that are given back at once: a part of the window, so that few orders are enough
 /// for many answers.
+/// A quarter was chosen: the data plane still has three quarters to send while the order is on its
+/// way.
 const CREDIT_BYTES: u64 = OBSERVE_WINDOW_BYTES / 4;
 
 /// Handles of the controller that observations use.

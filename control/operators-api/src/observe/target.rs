@@ -13,8 +13,11 @@ use super::{Observable, name_of, subject_name};
 use crate::operator::OperatorScope;
 
 /// Maximum number of data planes that one request may name.
+/// As many observations may run in total (`OBSERVATIONS_MAX`). A tap that names none is of all
+/// gateways of the tenant.
 const NAMES_MAX: usize = 256;
 /// Maximum bytes of a filter's text.
+/// A rule's path or header value may have as many (`TEXT_BYTES_MAX`).
 const FILTER_BYTES_MAX: usize = 4096;
 
 /// A data plane, and the order that it gets.
@@ -63,6 +66,8 @@ pub(super) fn decide(
             "there is no tenant {tenant}; fix: name one that `canal status` lists"
         )));
     }
+    // Filters are checked before data planes are looked up, so that a wrong filter is reported
+    // although no data plane is there.
     check_filters(request, tenant.as_ref(), catalog)?;
     if request.data_planes.len() > NAMES_MAX {
         return Err(Status::invalid_argument(format!(

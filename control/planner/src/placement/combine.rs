@@ -8,6 +8,8 @@ use super::index::{ShardSet, ShardSetIndex};
 use crate::mix::mix;
 
 /// Number of backends beyond the needed ones that are compared.
+/// With the default of two backends at home and one away, this compares at most C(6,2) × C(5,1) =
+/// 75 combinations; with four and four, 70 × 70 = 4,900.
 const MARGIN: usize = 4;
 /// Combinations that are tried at most if none of the least loaded is free. A fleet that needs more
 /// is practically full.

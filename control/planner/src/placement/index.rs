@@ -22,6 +22,7 @@ impl ShardSet {
             .fold(ShardSet::default(), |set, slot| set.with(*slot))
     }
     pub(super) fn slots(self) -> impl Iterator<Item = BackendIndex> {
+        // A slot takes 16 of the 128 bits, so eight fit (asserted above).
         std::iter::successors(Some(self.0), |word| Some(word >> 16))
             .map(|word| word as u16)
             .take_while(|slot| *slot != 0)
@@ -32,6 +33,7 @@ impl ShardSet {
     }
     /// Returns the set with one more backend, or the same set if it is full.
     pub(super) fn with(self, slot: BackendIndex) -> ShardSet {
+        // The highest of the eight slots is taken.
         if self.has(slot) || self.0 >> 112 != 0 {
             return self;
         }

@@ -28,9 +28,12 @@ use super::{AzIndex, BackendIndex, ShardAssignment};
 use crate::mix::mix;
 
 /// Divisor of the mean: a load may differ from the mean by one part in this many.
+/// The tenth was chosen (docs/design/0003-cloud-tier.md): a smaller bound moves more services for
+/// less.
 const BOUND: i128 = 10;
 /// Number of services of one weight that are compared; the service that shares the fewest pairs
 /// moves.
+/// It bounds the cost of a pass where many services have one weight. Nobody measured this value.
 const COMPARED: usize = 16;
 
 /// Progress of a service's migration.

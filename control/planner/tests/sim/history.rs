@@ -21,8 +21,11 @@ pub(crate) const REPLICAS_MAX: usize = 9;
 /// Services that exist from the start. [`MORE_SERVICES`] are added later, so that some replicas
 /// have no tables of them yet.
 const SERVICES: u32 = 3;
+/// As many as [`SERVICES`]; the number was chosen.
 const MORE_SERVICES: u32 = 3;
+/// Steps of a history. The number was chosen.
 const STEPS: usize = 130;
+/// Connections of one history, at most. The number was chosen.
 const CONNECTIONS_MAX: usize = 12;
 
 /// The kind of a packet within its connection.

@@ -3,12 +3,15 @@
 
 /// Maximum number of names that one stream may subscribe to. What a subscriber holds does not
 /// count.
+/// These are 16 times the resources of a tenant with the default share (30,000), which is what a
+/// node can name.
 pub const NAMES_MAX: usize = 500_000;
 /// Maximum bytes of one resource's name. The longest name that Canal makes, of a route's rule,
 /// stays far below.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Bytes that a name is charged beyond its own length, where the controller does not have the name
 /// itself: its entries in the tables of a stream, and the copy of the request that brought it.
+/// It must not be less than what they take; nobody measured it exactly.
 pub(super) const NAME_OVERHEAD_BYTES: usize = 256;
 /// Maximum bytes that one stream is charged for names that the controller does not have itself. It
 /// suffices for a node that holds all resources of a tenant with the default share which was
@@ -16,9 +19,12 @@ pub(super) const NAME_OVERHEAD_BYTES: usize = 256;
 pub const STREAM_NAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of the listed names outside a data plane's scope that one response removes, with
 /// [`NAME_OVERHEAD_BYTES`] for each.
+/// Half of a part ([`PART_BYTES_MAX`]), so that removals do not make a message large.
 pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to
 /// unknown types that wait to be sent.
+/// A data plane that does not answer gets nothing more then. Nobody measured this value; it bounds
+/// what a data plane that never answers makes the controller keep.
 pub const PENDING_MAX: usize = 64;
 /// Approximate maximum bytes of one response. It is above the default share of a tenant's resources
 /// (`compiledBytes`), so that a data plane applies a change of one tenant's kind as a whole.
@@ -30,6 +36,8 @@ pub const PART_BYTES_MAX: usize = 512 << 10;
 /// Maximum number of refused responses of one tenant that are split in one batch, where the NACK
 /// does not name the faulty resource. After that the rest of the tenant's resources in the response
 /// is set aside.
+/// A response of 30,000 resources is halved 15 times until one faulty resource is alone, so that at
+/// least 17 are found.
 pub const NACK_SPLITS_MAX: usize = 256;
 
 /// Limits that apply to one stream.

@@ -13,8 +13,12 @@ use canal_wire::southbound::refused;
 use super::{Item, PendingResponse, SubscriberStream, owner_of};
 
 /// Maximum number of refused resources of one tenant that are shown by name.
+/// With their reasons (`REASON_BYTES_MAX`) they are at most 4 KiB, beside the names, for each
+/// tenant that a data plane refuses. Operators need a few to find the cause.
 pub(crate) const REFUSED_SHOWN_MAX: usize = 16;
 /// Maximum length of a NACK text that is stored, in characters.
+/// Reasons of named resources are kept beside it, so that it needs no more. Nobody measured this
+/// value.
 const NACK_TEXT_MAX: usize = 2000;
 
 /// A NACK as it was received.

@@ -20,12 +20,14 @@ use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
 
 /// Number of tables in a file: all that [`prepare`] opens, [`COUNTERS`] included.
 const TABLES: usize = 14;
+/// Version of the layout of the tables. Another one is refused, because rows would be misread.
 const SCHEMA: u64 = 1;
 /// Name of the file while it is created. A controller that was killed meanwhile leaves such a file;
 /// it contains no data.
 const FILE_NEW: &str = "controller.redb.new";
 /// Size of redb's cache. Its default is a gigabyte, but the controller has the data it needs in
 /// memory anyway.
+/// It was chosen, and nobody measured a larger or smaller one.
 const CACHE_BYTES: usize = 16 << 20;
 const COUNTER_LAYOUT: &str = "layout";
 /// High and low 64 bits of the store's id.

@@ -15,6 +15,7 @@ use canal_model::ids::TrustDomain;
 /// The largest file is `crl.pem`: a list of 10,000 revoked certificates has about half of this.
 pub const CA_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of trust domains in the folder.
+/// Above the 4,096 tenants that may have files (`TENANTS_MAX`).
 pub const CA_DOMAINS_MAX: usize = 10_000;
 
 /// Last good state of a folder, and the fault of its newest state.

@@ -20,13 +20,17 @@ use super::authority_folder::text;
 use crate::fetch::{FetchClient, FetchError, FetchRequest, host_and_port};
 
 /// Maximum number of requests to one external CA at once.
+/// More are refused at once, and data planes repeat them. Nobody measured what an external CA
+/// serves.
 pub const EXTERNAL_REQUESTS_MAX: usize = 16;
 /// Timeout of one attempt to get a certificate. All attempts and their delays take at most 9.6 s,
 /// because a data plane gives up its request after 10 s.
 const ATTEMPT: Duration = Duration::from_secs(3);
 /// Maximum number of attempts for one certificate; data planes repeat their requests by themselves.
+/// More would not fit into the 10 s (see [`ATTEMPT`]).
 const ATTEMPTS: u32 = 3;
 /// Delay before the second attempt; it is doubled before the third.
+/// Nobody measured this value; with it, all attempts fit into the 10 s (see [`ATTEMPT`]).
 const BACKOFF: Duration = Duration::from_millis(200);
 /// Maximum bytes of a response.
 /// A chain of some certificates has a few KiB for each.
@@ -228,6 +232,7 @@ fn certificate(body: &[u8]) -> Result<String, ExternalCaError> {
             .filter_map(|e| e["message"].as_str())
             .collect();
         return Err(ExternalCaError::Refused(
+            // The CA chose this text; a line of the log stays readable.
             why.join("; ").chars().take(500).collect(),
         ));
     }

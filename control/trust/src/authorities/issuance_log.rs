@@ -16,16 +16,22 @@ use canal_store::{DomainName, Store, StoreError, StoredCertificate};
 use tokio::sync::{mpsc, oneshot};
 
 /// Maximum number of certificates in the log that have not expired, of all trust domains together.
+/// A certificate is renewed at half its life, so that two of an identity are unexpired: 250,000
+/// identities fit.
 pub const ISSUED_MAX: usize = 500_000;
 /// Maximum number of certificates with full lifetime that one holder may have of one identity: two
 /// for a renewal, and some restarts.
+/// Six restarts in a day keep the full lifetime. Nobody measured this value.
 pub const CERTIFICATES_PER_HOLDER_MAX: usize = 8;
 /// Maximum lifetime in seconds of certificates beyond [`CERTIFICATES_PER_HOLDER_MAX`]. A holder
 /// that starts again and again is still served, and its entries stay few.
+/// Ten minutes are 1/144 of the default lifetime. Nobody measured this value.
 pub const REPEATED_LIFETIME_SECONDS: u64 = 600;
 /// Maximum number of entries in one transaction.
+/// All of them wait for one write to the disk. Nobody measured this value.
 const BATCH_MAX: usize = 256;
 /// Maximum number of entries that wait for the disk.
+/// These are four transactions of [`BATCH_MAX`]. Requests beyond them wait.
 const QUEUE_MAX: usize = 1024;
 
 /// Reason why a certificate could not be added to the log.

@@ -20,8 +20,11 @@ use tokio::sync::watch;
 use super::{DomainState, TrustAuthorities, issuance_log, locked};
 
 /// Interval between two maintenance runs.
+/// A changed file in `--ca-dir`, and a due step of a rotation, wait this long at most.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of runs after which expired certificates are removed from the issuance log.
+/// These are ten minutes: an expired certificate counts in its tenant's share for so long.
+/// Certificates live for 24 hours by default.
 const PRUNE_EVERY_N_RUNS: u64 = 600;
 
 /// Handles of the controller that the maintenance uses.
@@ -169,7 +172,7 @@ fn subscribers_without_root(
     for (tenant, view) in &catalog.tenants {
         let entry = view
             .of(ResourceKind::Bundle)
-            .find_map(|entry| match &entry.resource {
+            .find_map(|entry| match entry.resource.as_ref() {
                 Resource::Bundle(bundle) if bundle.trust_domain == name.1 => {
                     Some((entry.changed, bundle))
                 }

@@ -12,6 +12,7 @@ use canal_wire::api;
 use super::{AuthoritySource, DomainState, TrustAuthorities, locked};
 
 /// Maximum number of certificates in one response; the newest are listed.
+/// A row has a few hundred bytes, so the response stays far below the largest message (200 MiB).
 pub(crate) const LISTED_MAX: usize = 10_000;
 
 impl TrustAuthorities {

@@ -13,16 +13,22 @@ pub struct CertificateRate {
 
 /// Rate of a node, or of a tenant's own key server: the pods of a full node at once, and some
 /// restarts.
+/// A node has at most 1,000 pods (docs/operations/limits.md). With 5 a second, all of them have new
+/// certificates after 200 s.
 pub const TENANT_RATE: CertificateRate = CertificateRate {
     burst: 1_000,
     per_second: 5,
 };
 /// Rate of a gateway or key server of the provider, which holds identities of many tenants.
+/// Nobody measured these values: the burst is that of 20 nodes, and the rate that of 40
+/// ([`TENANT_RATE`]).
 pub const PROVIDER_RATE: CertificateRate = CertificateRate {
     burst: 20_000,
     per_second: 200,
 };
 /// Maximum number of principals before those with a full bucket are forgotten.
+/// Twice the number of principals (`PRINCIPALS_MAX`), so that only removed principals can exceed
+/// it.
 const BUCKETS_MAX: usize = 20_000;
 
 #[derive(Debug)]

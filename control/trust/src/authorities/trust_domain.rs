@@ -14,6 +14,8 @@ use canal_store::{StoredAuthority, StoredCertificate, StoredTrust};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of revoked certificates of one trust domain that have not expired.
+/// A list of so many has about half a megabyte, which every data plane that trusts the domain gets
+/// with each renewal.
 pub const REVOKED_MAX: usize = 10_000;
 /// Maximum number of blocked identities of one trust domain.
 pub const BLOCKED_MAX: usize = canal_model::trust::BLOCKED_IDENTITIES_MAX;

@@ -394,6 +394,7 @@ fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) 
 /// of_many_services -- --nocapture` prints the time of each update, without the kernel's part.
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
+    // Nearly as many as the map holds (`CANAL_SERVICES_MAX`, 16,384).
     const SERVICES: u32 = 16_000;
     // Every map has room for all, so that nothing is omitted.
     let capacity = MapCapacity {

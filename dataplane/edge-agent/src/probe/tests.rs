@@ -72,6 +72,7 @@ async fn replica(answer: Option<&'static str>, close: bool) -> (SocketAddr, Arc<
 
 const READY: &str = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nready\n";
 const DRAINING: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n";
+/// Time for what must happen, on a quiet machine; `deadline` extends it.
 const LONG: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -144,6 +145,7 @@ async fn silence_and_refusal_have_their_names() {
     let held_up = async {
         // The probe begins its wait before the thread is blocked.
         tokio::time::sleep(Duration::from_millis(1)).await;
+        // Three times the probe's timeout, so that it is over when the thread runs again.
         std::thread::sleep(Duration::from_millis(150));
     };
     let (outcome, ()) = tokio::join!(probe_once(&mut client, Duration::from_millis(50)), held_up);
@@ -166,6 +168,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     let until = |what: &'static str, changes: HealthChanges, n: usize| async move {
         let changed = async {
             while changes.0.lock().unwrap().len() < n {
+                // Polls often enough that the test is not slower than the prober.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -198,6 +201,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     let serving = tokio::spawn(async move {
         loop {
             let (mut tcp, _) = listener.accept().await.unwrap();
+            // A probe's head is shorter.
             let mut head = [0; 1024];
             if tcp.read(&mut head).await.is_ok() {
                 // A prober that ends closes its connection.

@@ -22,7 +22,7 @@ use canal_tls::TrustView;
 
 use super::SnapshotBuilder;
 use crate::listeners::{host_text, in_order_of_precedence};
-use crate::termination::{ListenerTermination, ListenerTls, PortClients, PortTermination};
+use crate::termination::{ListenerClients, ListenerTermination, ListenerTlsMode, PortTermination};
 
 /// The certificates of all Gateways, and the TLS of the listeners that was built from them.
 #[derive(Default)]
@@ -31,8 +31,8 @@ pub(super) struct ListenerCertificates {
     stored: BTreeMap<String, NamedKeyPair>,
     /// TLS of each listener by its Gateway and its name.
     built: BTreeMap<(ServiceKey, String), BuiltListener>,
-    /// How each port of a Gateway validates clients, if it does.
-    clients: BTreeMap<(ServiceKey, u16), (ClientValidation, PortClients)>,
+    /// The validations of clients of each Gateway, with what was built from them.
+    clients: BTreeMap<ServiceKey, Vec<(ClientValidation, ListenerClients)>>,
 }
 
 /// The certificate of a Secret, with its key and the Gateway that names it.
@@ -75,6 +75,11 @@ impl ListenerCertificates {
         let stored = self.stored.get(&format!("{gateway}/{namespace}/{name}"))?;
         stored.pair.clone()
     }
+}
+
+/// Returns whether two validations accept the same clients, whatever the listeners are.
+fn is_same(one: &ClientValidation, other: &ClientValidation) -> bool {
+    one.mode == other.mode && one.authorities == other.authorities
 }
 
 impl SnapshotBuilder {
@@ -128,16 +133,17 @@ impl SnapshotBuilder {
             let passed = passed.next();
             return passed.map(|_| Arc::new(PortTermination::Passthrough));
         }
-        let mut validations = gateway.client_validations.iter();
-        let validation = validations.find(|it| it.ports.contains(&port.port));
-        let clients = self.port_clients(key, port.port, validation);
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
             let tls = match listener.certificates {
                 // A port for TLS may have listeners that terminate it beside those that do not.
-                None => ListenerTls::Passed,
+                None => ListenerTlsMode::Passed,
                 Some(_) => {
-                    ListenerTls::Terminated(self.listener_terminator(key, listener, &clients))
+                    let mut validations = gateway.client_validations.iter();
+                    let validation = validations.find(|it| it.is_for(port.port, &listener.name));
+                    let clients = self.listener_clients(key, validation);
+                    let terminator = self.listener_terminator(key, listener, &clients);
+                    ListenerTlsMode::Terminated(terminator, clients)
                 }
             };
             hosts.insert(&host_text(listener.host.as_ref()), tls);
@@ -148,41 +154,36 @@ impl SnapshotBuilder {
             Some(keyring) => keyring.trust().view(&key.tenant),
             None => TrustView::without_bundles(),
         };
-        let listeners = ListenerTermination {
-            hosts,
-            trust,
-            clients,
-        };
+        let listeners = ListenerTermination { hosts, trust };
         Some(Arc::new(match is_relaying {
             true => PortTermination::Relay(listeners),
             false => PortTermination::Gateway(listeners),
         }))
     }
 
-    /// Returns how a port validates clients; a verifier is built only if the validation changed.
-    fn port_clients(
+    /// Returns how a listener validates clients. A verifier is built only if no listener of the
+    /// Gateway has the validation yet.
+    fn listener_clients(
         &mut self,
         key: &ServiceKey,
-        port: u16,
         validation: Option<&ClientValidation>,
-    ) -> PortClients {
-        let known = &mut self.listener_certificates.clients;
-        let at = (key.clone(), port);
+    ) -> ListenerClients {
         let Some(validation) = validation else {
-            known.remove(&at);
-            return PortClients::Unasked;
+            return ListenerClients::Unasked;
         };
-        if let Some((_, same)) = known.get(&at).filter(|(old, _)| old == validation) {
+        let known = &mut self.listener_certificates.clients;
+        let known = known.entry(key.clone()).or_default();
+        if let Some((_, same)) = known.iter().find(|(old, _)| is_same(old, validation)) {
             return same.clone();
         }
         let clients = match ListenerClientVerifier::new(validation) {
-            Ok(verifier) => PortClients::Validated(Arc::new(verifier)),
+            Ok(verifier) => ListenerClients::Validated(Arc::new(verifier)),
             Err(error) => {
-                tracing::error!(gateway = %key, port, %error, "gateway: the clients of a port cannot be validated, its listeners refuse all of them");
-                PortClients::Refused
+                tracing::error!(gateway = %key, %error, "gateway: the clients of listeners cannot be validated, the listeners refuse all of them");
+                ListenerClients::Refused
             }
         };
-        known.insert(at, (validation.clone(), clients.clone()));
+        known.push((validation.clone(), clients.clone()));
         clients
     }
 
@@ -193,13 +194,18 @@ impl SnapshotBuilder {
             let mut listeners = gateway.iter().flat_map(|it| &it.listeners);
             listeners.any(|it| it.name == *name)
         };
-        let has_port = |port: u16| {
-            let mut listeners = gateway.iter().flat_map(|it| &it.listeners);
-            listeners.any(|it| it.port == port)
+        let is_validation = |old: &ClientValidation| {
+            let mut all = gateway.iter().flat_map(|it| &it.client_validations);
+            all.any(|it| is_same(old, it))
         };
         let ListenerCertificates { built, clients, .. } = &mut self.listener_certificates;
         built.retain(|(of, name), _| of != key || is_listed(name));
-        clients.retain(|(of, port), _| of != key || has_port(*port));
+        if let Some(known) = clients.get_mut(key) {
+            known.retain(|(old, _)| is_validation(old));
+            if known.is_empty() {
+                clients.remove(key);
+            }
+        }
     }
 
     /// Returns the TLS of a listener; `None` if it is closed, if none of its certificates has
@@ -208,7 +214,7 @@ impl SnapshotBuilder {
         &mut self,
         key: &ServiceKey,
         listener: &IngressListener,
-        clients: &PortClients,
+        clients: &ListenerClients,
     ) -> Option<Arc<Terminator>> {
         let named = listener.certificates.iter().flatten();
         let of_gateway = named.filter_map(|secret| self.listener_certificates.pair(key, secret));
@@ -220,9 +226,9 @@ impl SnapshotBuilder {
             return None;
         }
         let clients = match clients {
-            PortClients::Unasked => None,
-            PortClients::Validated(verifier) => Some(verifier.clone()),
-            PortClients::Refused => {
+            ListenerClients::Unasked => None,
+            ListenerClients::Validated(verifier) => Some(verifier.clone()),
+            ListenerClients::Refused => {
                 built.remove(&at);
                 return None;
             }

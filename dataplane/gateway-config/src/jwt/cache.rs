@@ -16,18 +16,23 @@ use super::jws::{Token, TokenDigest, TokenError};
 use super::keys::KeyDigest;
 
 /// Most accepted tokens that a worker caches. At the limit it drops expired tokens, or all if none
-/// has expired; that costs new signature checks.
+/// has expired; that costs new signature checks. Nobody measured this value.
 pub(crate) const ENTRIES_MAX: usize = 4096;
-/// Seconds after which a token without an expiry is validated again.
+/// Seconds after which a token without an expiry is validated again. Keys that change make a new
+/// cache key, so this bounds only how long an unused entry takes memory.
 const UNLIMITED_SECONDS: u64 = 300;
 
 /// Most verification results that a worker caches for one tenant: this many of valid signatures,
 /// and as many of invalid ones. They are separate, so that a flood of invalid tokens evicts no
-/// valid one.
+/// valid one. Nobody measured this value. A tenant with more tokens in use verifies those again
+/// that were evicted, at its own share of the CPU.
 pub(crate) const VERIFICATIONS_MAX: usize = 1024;
-/// Seconds for which a verification result is cached.
+/// Seconds for which a verification result is cached. As long as a token without an expiry stays
+/// accepted. A result depends on token and key alone and never becomes wrong; the time only frees
+/// memory.
 const VERIFICATION_SECONDS: u64 = 300;
-/// Most refused tokens that a worker caches for one tenant.
+/// Most refused tokens that a worker caches for one tenant. As many as verification results, for
+/// the same reason.
 pub(crate) const REFUSED_MAX: usize = 1024;
 /// Seconds for which a refusal is cached. The time is short, because the cause may be a mistake of
 /// the tenant that its next keys fix.

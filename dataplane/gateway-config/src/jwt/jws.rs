@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 use super::cache::TokenMemory;
 use super::keys::{JwkKey, JwsAlgorithm, KeySet, SignatureCheck};
 
-/// Largest accepted token, in bytes.
+/// Largest accepted token, in bytes. A quarter of a request's head (`HEAD_BYTES_CAP`, 64 KiB), in
+/// which four tokens (`TOKENS_MAX`) of this length would just fit.
 pub(crate) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// Permitted difference between clocks, seconds.
 /// As Envoy's default of `clock_skew_seconds`.
@@ -221,6 +222,7 @@ impl<'a> ParsedToken<'a> {
         if self.header.crit.is_some() {
             return Err(TokenError::Critical.into());
         }
+        // Without the issuer's keys no token of it can be valid.
         let keys = keys.ok_or(TokenError::NoKeys)?;
         match keys.check(self.header.kid.as_deref(), algorithm, |key| {
             memory.is_signed(digest, &key.digest, now)

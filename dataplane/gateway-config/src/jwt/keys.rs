@@ -13,9 +13,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
-/// Most keys of one key set; further ones are ignored.
+/// Most keys of one key set; further ones are ignored. A set has a key or two for each algorithm,
+/// and twice as many during a rotation; nobody measured more.
 pub(crate) const KEYS_MAX: usize = 64;
-/// Most keys that are tried for a token that names none of them.
+/// Most keys that are tried for a token that names none of them. Only keys of the token's kind
+/// count: an old and a new one during a rotation. Each costs a verification of the signature.
 pub(crate) const UNNAMED_KEYS_MAX: usize = 4;
 /// Permitted sizes of an RSA modulus in bytes: 2048 to 8192 bits, as the verification requires.
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
@@ -233,6 +235,7 @@ impl JwkKey {
                         .collect(),
                 }
             }
+            // Sizes of a coordinate (RFC 7518 §6.2.1.2), and of an Ed25519 key (RFC 8032 §5.1.5).
             ("EC", Some("P-256")) => Material::P256(point(32)?),
             ("EC", Some("P-384")) => Material::P384(point(48)?),
             ("OKP", Some("Ed25519")) => {

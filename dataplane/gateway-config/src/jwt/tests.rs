@@ -10,6 +10,7 @@ use canal_model::authorization::PolicyTarget;
 
 use super::*;
 
+/// Any time in which the tests' tokens are valid; January 2027.
 const NOW: u64 = 1_800_000_000;
 
 enum Signer {
@@ -292,6 +293,8 @@ fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
             None,
         ),
         (
+            // Longer ago than the difference of clocks that is permitted (`LEEWAY`, 60 s) or as
+            // long.
             "expired",
             serde_json::json!({"exp": NOW - 60}),
             Some(TokenError::Expired),
@@ -787,10 +790,12 @@ fn token_without_kid_is_tried_with_four_keys() {
 #[tokio::test(flavor = "current_thread")]
 async fn other_connections_have_their_turn_between_two_verifications() {
     let (tokens, cache) = (
+        // Eight keys of each rule: no request ends while the others run.
         std::rc::Rc::new(hundred_rules(|| (0..8).map(|_| rsa_key(None)).collect())),
         std::rc::Rc::new(TokenCache::default()),
     );
     let local = tokio::task::LocalSet::new();
+    // Several requests of one tenant must not take turns among themselves only.
     let attackers: Vec<_> = (0..3)
         .map(|n| {
             let (tokens, cache) = (tokens.clone(), cache.clone());

@@ -25,7 +25,8 @@ use crate::worker::Worker;
 
 /// Number of copies of each buffered byte: one in the connection's buffer, one for the authorizer.
 const COPIES: u64 = 2;
-/// Lowest rate at which a client must send, once a third of the timeout has passed.
+/// Lowest rate at which a client must send, once a third of the timeout has passed. Twice the rate
+/// that Apache demands of bodies by default (`RequestReadTimeout`, 500 bytes a second).
 const BYTES_PER_SECOND_MIN: u32 = 1 << 10;
 
 /// Beginning of a request's body, counted against the worker's body budget until dropped.

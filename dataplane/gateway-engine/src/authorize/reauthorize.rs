@@ -25,7 +25,8 @@ use crate::endpoints::SelectedEndpoint;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 
-/// Interval at which a worker checks for newer policies when no request does.
+/// Interval at which a worker checks for newer policies when no request does. A check compares one
+/// number while nothing changed. Denied work ends at most as much later.
 const REAUTHORIZE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Notifies open work of changed policies and drops the state of deleted tenants. Runs for as long

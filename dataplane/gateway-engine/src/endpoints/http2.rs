@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use super::{PoolClient, SelectedEndpoint};
 
 /// Number of connections to one endpoint from which on idle connections of single clients are
-/// closed.
+/// closed. As many as an endpoint may have idle HTTP/1.1 connections
+/// (`GatewayLimits::idle_per_endpoint`).
 const SINGLE_CLIENT_CONNECTIONS_MAX: usize = 256;
 
 /// One HTTP/2 connection to an endpoint.

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use canal_gateway_config::{ListenerTermination, PortClients};
+use canal_gateway_config::{ListenerClients, ListenerTermination};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::Io;
@@ -16,7 +16,7 @@ use crate::permit::{ConnectionPermit, HandshakePermit};
 use crate::worker::Worker;
 
 /// Maximum length of the records with a ClientHello, in bytes. Those with post-quantum keys have
-/// less than 2 KiB.
+/// less than 2 KiB. It is the longest plaintext of one record (RFC 8446 §5.1).
 pub(super) const CLIENT_HELLO_BYTES_MAX: usize = 16 << 10;
 
 /// Reads until the ClientHello is complete, and terminates TLS if one of the port's `listeners` is to.
@@ -56,7 +56,7 @@ pub(super) async fn accept_by_hello(
             server_name,
             peer: None,
             certificate: None,
-            clients: PortClients::Unasked,
+            clients: ListenerClients::Unasked,
             inbox: Some(inbox),
         },
     };
@@ -77,7 +77,7 @@ async fn finish_handshake(
     let name = hello.server_name();
     let choice = listeners.choose(name.as_deref());
     let accepting = accept_received_hello(stream, hello, &listeners.trust, choice);
-    listener_transport(worker, handshake.run(accepting).await?, &listeners.clients)
+    listener_transport(worker, handshake.run(accepting).await?, listeners)
 }
 
 async fn read_hello(

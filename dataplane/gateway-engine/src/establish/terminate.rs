@@ -8,7 +8,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use canal_gateway_config::{ListenerTermination, PortClients, PortTermination, TerminationView};
+use canal_gateway_config::{
+    ListenerClients, ListenerTermination, PortTermination, TerminationView,
+};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
@@ -36,8 +38,8 @@ pub(super) struct ClientTransport {
     pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
     /// The valid certificate of a client that a listener validated.
     pub(super) certificate: Option<ClientCertificate>,
-    /// How the port validated clients at the handshake.
-    pub(super) clients: PortClients,
+    /// How the listener validated clients at the handshake.
+    pub(super) clients: ListenerClients,
     /// Bytes that were read and belong to the connection.
     pub(super) inbox: Option<Inbox>,
 }
@@ -50,7 +52,7 @@ impl ClientTransport {
             server_name: None,
             peer: None,
             certificate: None,
-            clients: PortClients::Unasked,
+            clients: ListenerClients::Unasked,
             inbox: None,
         }
     }
@@ -154,7 +156,7 @@ async fn terminate_listener_tls(
         |name| listeners.choose(name),
     );
     let terminated = handshake.run(accepting).await?;
-    let transport = listener_transport(worker, terminated, &listeners.clients)?;
+    let transport = listener_transport(worker, terminated, listeners)?;
     drop(handshake);
     // A listener's client has no identity of the mesh, so its connection may still have to give
     // way.
@@ -169,7 +171,7 @@ async fn terminate_listener_tls(
 pub(super) fn listener_transport(
     worker: &Worker,
     terminated: Result<TerminatedConnection<TcpStream>, TlsError>,
-    clients: &PortClients,
+    listeners: &ListenerTermination,
 ) -> Result<ClientTransport, &'static str> {
     let terminated = terminated.map_err(|e| {
         tracing::debug!(error = %e, "gateway: a TLS handshake with a client of a listener failed, the connection is closed");
@@ -187,6 +189,7 @@ pub(super) fn listener_transport(
         }
         None => None,
     };
+    let clients = listeners.clients(terminated.server_name.as_deref());
     Ok(ClientTransport {
         io: Io::Tls(Box::new(TlsIo::new(terminated.stream))),
         tls: true,
@@ -258,7 +261,7 @@ async fn terminate_tls(
         server_name: terminated.server_name,
         peer: terminated.peer,
         certificate: None,
-        clients: PortClients::Unasked,
+        clients: ListenerClients::Unasked,
         inbox: None,
     })
 }

@@ -31,8 +31,9 @@ use crate::session::ClientSession;
 use crate::worker::Worker;
 
 /// Most bytes of a request's body that are kept for retries. A request with a longer body is not
-/// sent again once they have passed.
-/// HBONE streams keep as much of what was not delivered (`REPLAY_BYTES_MAX`).
+/// sent again once they have passed. HBONE streams keep as much of what was not delivered
+/// (`REPLAY_BYTES_MAX`). With both copies, 2,048 such requests fit into the 256 MiB of a process
+/// (`GatewayLimits::body_bytes`).
 pub(crate) const RETRY_BODY_BYTES_MAX: usize = 64 << 10;
 /// Copies of each kept byte: the kept one, and the one that a retry sends.
 pub(crate) const COPIES: u64 = 2;

@@ -577,10 +577,12 @@ impl<'a> Exchange<'a> {
                     self.is_upload_over(),
                     self.request_body.waiting_for_source,
                 );
+                // The wait for the head begins anew with each progress of the request.
                 if self.progress != Some(progress) {
                     self.progress = Some(progress);
                     self.head_wait = now;
                 }
+                // The side that everything waits for is the one that is late.
                 let request_waits = !self.is_upload_over() && self.request_body.waiting_for_source;
                 let client_waits = request_waits || self.client_lags();
                 let (late, time) = if client_waits {

@@ -446,6 +446,7 @@ async fn a_thousand_changes_under_load_fail_no_request() {
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU64::new(0)),
     );
+    // Several, so that requests are in progress at every change.
     let clients: Vec<_> = (0..4)
         .map(|_| {
             let (web, stop, done) = (fixture.web, stop.clone(), done.clone());

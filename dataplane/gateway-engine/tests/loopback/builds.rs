@@ -21,7 +21,7 @@ use crate::origin::OriginServer;
 /// Services of the tenant with large tables. Together they compile to many times what a change may
 /// compile at once.
 const SERVICES: u32 = 48;
-/// Status of the requests that the large change refuses.
+/// Status of the requests that the large change refuses. No other response of the tests has it.
 const CHANGED: u16 = 418;
 
 /// Builds services with as many large regexes as one service may have. The first service, `web`,

@@ -19,7 +19,8 @@ use crate::fixture::{EngineSetup, GatewayFixture, until};
 use crate::http2;
 use crate::origin::{OriginServer, Peer};
 
-/// Window of each stream of the endpoint, and of each of its connections.
+/// Window of each stream of the endpoint, and of each of its connections. HTTP/2's default (RFC
+/// 9113 §6.9.2).
 const WINDOW: usize = 65_535;
 const GAUGE: &str = "canal_hbone_connections_without_credit";
 const COUNTER: &str = "canal_hbone_streams_without_credit_total";

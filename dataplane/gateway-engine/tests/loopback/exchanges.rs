@@ -53,6 +53,7 @@ async fn impatient(idle: Duration) -> (OriginServer, ReadCounts, UnboundedReceiv
 /// requests fail without a mesh too.
 #[test]
 fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
+    // Enough that some meet the close, which takes a fraction of the 4 ms around it.
     const REQUESTS: u64 = 300;
     local(|| async {
         // Short, so that 300 rounds end soon, but much longer than the 2 ms around the close.

@@ -500,6 +500,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
 
 #[test]
 fn large_bodies_pass_through_tunnels_byte_exact() {
+    // Far more than all windows and buffers, so that they are refilled many times.
     const TOTAL: usize = 20 << 20;
     local(|| async {
         let origin = OriginServer::each(|mut peer: Peer| async move {
@@ -806,6 +807,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
     };
     local(move || async move {
         let http = OriginServer::named("http").await;
+        // Longer than the test, so that only the first bytes decide.
         let mesh = LoopbackMesh::new(detecting(Duration::from_secs(60)));
         let _node = mesh.pod(10, "web-0", &http).await;
         let mut client = mesh.client("10.96.0.1:80").await;

@@ -401,6 +401,7 @@ async fn an_answer_may_come_before_the_request_is_whole() {
 
 #[tokio::test]
 async fn bodies_of_10_mb_pass_byte_exact_both_ways() {
+    // Far more than all buffers, so that they are refilled many times.
     const TOTAL: u64 = 10 << 20;
     // Larger than a socket buffer and than a window, so that all have to be refilled several
     // times.
@@ -695,7 +696,8 @@ async fn a_half_closed_client_still_gets_its_answer() {
 }
 
 /// Most bytes that two pairs of socket buffers and the gateway may buffer of a body that is not
-/// read.
+/// read. Linux lets a receive buffer grow to 6 MiB and a send buffer to 4 MiB by default: 20 MiB
+/// for both pairs.
 const BUFFERED_MAX: u64 = 32 << 20;
 
 #[tokio::test]

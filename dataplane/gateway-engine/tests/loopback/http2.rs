@@ -411,6 +411,7 @@ async fn a_stream_that_is_not_read_stops_its_upstream_and_no_other_stream() {
                 if request.uri().path() == "/small" {
                     return send.send_data(Bytes::from_static(b"ok"), true).unwrap();
                 }
+                // As large as a stream's first window, so that each send uses it up.
                 let part = Bytes::from(pattern(0, 64 << 10));
                 while send_all(&mut send, part.clone(), false).await.is_ok() {
                     sent.fetch_add(part.len() as u64, Ordering::SeqCst);
@@ -432,6 +433,7 @@ async fn a_stream_that_is_not_read_stops_its_upstream_and_no_other_stream() {
     let held = settled(&sent).await;
     // 8 MiB exceed what the windows and socket buffers of both connections take.
     assert!(held < 8 << 20, "{held}");
+    // More than one, because the first might still find room in the connection's window.
     for _ in 0..10 {
         let (response, _) = client
             .clone()
@@ -614,6 +616,7 @@ async fn errors_are_reported_in_the_clients_protocol() {
 async fn floods_end_the_connection_and_are_counted() {
     let one = OriginServer::echo().await;
     let limits = GatewayLimits {
+        // Few, so that a client that ignores the limit exceeds it at once.
         streams: 10,
         ..GatewayLimits::default()
     };

@@ -1,6 +1,7 @@
 //! Listeners of Gateways for HTTPS, with real handshakes: the server name selects the listener, and
 //! certificates change while requests run.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -509,6 +510,7 @@ impl ClientAuthority {
     pub(crate) fn validation(&self, port: u16, mode: ClientValidationMode) -> ClientValidation {
         ClientValidation {
             ports: [port].into(),
+            listeners: BTreeSet::new(),
             mode,
             authorities: Arc::new(CaCertificates {
                 pem: self.pem.clone(),
@@ -628,6 +630,92 @@ async fn a_listener_that_validates_clients_serves_only_those_of_its_authorities(
     assert_eq!(answer.unwrap().status, 200);
     kept.send(REQUEST.as_bytes()).await;
     assert_eq!(kept.answer().await.unwrap().status, 421);
+}
+
+#[tokio::test]
+async fn two_listeners_of_a_port_validate_clients_each_in_its_way() {
+    let https = HttpsFixture::with_client_cert(&OriginServer::echo().await);
+    let (www, own) = (
+        OwnCertificate::new("www", "*.example.com"),
+        ClientAuthority::new("own"),
+    );
+    let names = ["simple", "mutual", "optional"];
+    let hosts = [
+        "simple.example.com",
+        "mutual.example.com",
+        "optional.example.com",
+    ];
+    let of_name = |at: usize| (names[at], exact(hosts[at]), Some("www"));
+    let mut all = gateway(&[of_name(0), of_name(1), of_name(2)]);
+    for resource in &mut all {
+        if let Resource::Ingress(gateway) = resource {
+            let validation = |mode, name: &str| ClientValidation {
+                listeners: [name.to_owned()].into(),
+                ..own.validation(PORT, mode)
+            };
+            gateway.client_validations = vec![
+                validation(ClientValidationMode::AllowValidOnly, "mutual"),
+                validation(ClientValidationMode::AllowValidOrNone, "optional"),
+            ];
+        }
+    }
+    all.push(www.resource.clone());
+    https.fixture.apply(all);
+    let (valid, foreign) = (
+        own.issue("shop"),
+        ClientAuthority::new("other").issue("shop"),
+    );
+    let mut refused = 0.0;
+    // A listener that validates no clients asks for no certificate, so the client sends none.
+    for (at, client, expected) in [
+        (0, None, Some(false)),
+        (0, Some(&foreign), Some(false)),
+        (1, None, None),
+        (1, Some(&foreign), None),
+        (1, Some(&valid), Some(true)),
+        (2, None, Some(false)),
+        (2, Some(&foreign), None),
+        (2, Some(&valid), Some(true)),
+    ] {
+        let request = format!("GET /x HTTP/1.1\r\nHost: {}\r\n\r\n", hosts[at]);
+        let stream = connect_as(https.address, &[&www], client, hosts[at], &[]).await;
+        let answer = match stream {
+            Ok(stream) => {
+                let mut client = HttpClient {
+                    stream,
+                    buffer: Vec::new(),
+                };
+                client.send(request.as_bytes()).await;
+                client.answer().await
+            }
+            Err(_) => None,
+        };
+        let case = format!("{} {}", names[at], client.is_some());
+        let Some(is_forwarded) = expected else {
+            assert!(answer.is_none(), "{case}");
+            refused += 1.0;
+            let labels = ["reason=\"client_certificate\""];
+            https.fixture.until(REFUSED, &labels, refused).await;
+            continue;
+        };
+        let answer = answer.unwrap();
+        assert_eq!(answer.status, 200, "{case}");
+        let text = answer.text();
+        assert_eq!(text.contains("client-cert: Hash="), is_forwarded, "{case}");
+    }
+    // A connection that was accepted without a certificate reaches no listener that needs one.
+    let stream = connect_as(https.address, &[&www], None, hosts[0], &[]).await;
+    let mut client = HttpClient {
+        stream: stream.unwrap(),
+        buffer: Vec::new(),
+    };
+    client
+        .send(b"GET /x HTTP/1.1\r\nHost: mutual.example.com\r\n\r\n")
+        .await;
+    assert_eq!(client.answer().await.unwrap().status, 421);
+    // Clients that may be without a certificate are not counted as insecure ones.
+    let insecure = "canal_gateway_insecure_clients_total";
+    https.fixture.until(insecure, &[], 0.0).await;
 }
 
 #[tokio::test]

@@ -94,6 +94,7 @@ async fn no_request_is_lost_when_draining_under_load() {
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU64::new(0)),
     );
+    // Several, so that each worker has requests in progress when the drain begins.
     let clients: Vec<_> = (0..8)
         .map(|_| {
             let (web, stop, answered) = (fixture.web, stop.clone(), answered.clone());
@@ -128,6 +129,7 @@ async fn no_request_is_lost_when_draining_under_load() {
     until("load", || answered.load(Ordering::SeqCst) > 100).await;
     // Requests take 2 ms, so the drain ends long before it is forced.
     fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
+    // Below the drain's limit, so that a forced drain fails the test.
     assert!(fixture.join_workers(Duration::from_secs(8)).await);
     stop.store(true, Ordering::SeqCst);
     for client in clients {
@@ -171,6 +173,7 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
             if send.send_request(get(), true).is_err() {
                 return;
             }
+            // An interval of polling; the timeout below bounds the wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -179,6 +182,7 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
         .unwrap();
     // From here on, nothing of the client keeps the connection open.
     drop((client, body));
+    // Below the drain's limit, so that a forced drain fails the test.
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
 }
 
@@ -217,6 +221,7 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU64::new(0)),
     );
+    // Several, so that each worker has connections that the drain includes.
     let clients: Vec<_> = (0..4)
         .map(|_| {
             let (web, stop, closed) = (fixture.web, stop.clone(), closed.clone());
@@ -292,6 +297,7 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
     drop(body);
     let gone = async {
         while fixture.engine.sessions().0 > 0 {
+            // An interval of polling; the timeout below bounds the wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -300,6 +306,7 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
         .expect("the connection ends though its client keeps it");
     let refused = async {
         while client.clone().ready().await.is_ok() {
+            // An interval of polling; the timeout below bounds the wait.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -320,6 +327,7 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
             .send_request(get(), true)
             .unwrap();
         assert_eq!(response.await.unwrap().status(), 200);
+        // Nothing announces that a connection stays, so the test waits for a moment.
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     // One connection is open, of two that were accepted.

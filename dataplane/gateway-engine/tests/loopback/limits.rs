@@ -366,6 +366,7 @@ async fn is_throttled(service: Option<&str>) -> bool {
         .send_request(request, true)
         .unwrap();
     let response = response.await.unwrap();
+    // The throttle may have admitted one more after a second, so a slow attempt proves nothing.
     if begun.elapsed() > Duration::from_millis(900) {
         return false;
     }
@@ -396,8 +397,11 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
             },
             &[origin.address],
         );
+        // 200 a second: far below what a worker serves, so that the throttle limits and not the
+        // CPU.
         fixture.apply(vec![throttle(Some("web"), 200, 20)]);
         let begun = Instant::now();
+        // Several, so that each worker has some of them.
         let clients: Vec<_> = (0..8)
             .map(|_| {
                 let web = fixture.web;
@@ -425,6 +429,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
             "{workers} workers: {passed} of {limit}"
         );
         timed!(
+            // A tenth is for what the clients do not send while they wait for their answers.
             passed >= 0.9 * limit,
             "nine tenths of a throttle pass with {workers} workers"
         );

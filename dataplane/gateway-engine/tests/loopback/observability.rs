@@ -72,6 +72,7 @@ async fn the_access_log_has_a_line_per_request() {
             if text.lines().count() >= 1 {
                 return text;
             }
+            // An interval of polling; the timeout below bounds the wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -354,6 +355,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
     }
     // Workers write their buffered log lines when they end.
     fixture.drain(Duration::from_secs(2));
+    // Longer than the drain, so that a forced one ends too.
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();
     dump_text += &std::fs::read_to_string(&path).unwrap();

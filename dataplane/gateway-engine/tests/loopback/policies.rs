@@ -381,6 +381,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
         )),
     ]);
     let mut counts = [0, 0];
+    // Enough that each of two endpoints is selected, whatever the draw.
     for _ in 0..60 {
         match HttpClient::get(fixture.web, "/").await.status {
             200 => counts[0] += 1,
@@ -388,7 +389,6 @@ async fn endpoints_and_services_have_policies_of_their_own() {
             other => panic!("{other}"),
         }
     }
-    // Each of two endpoints gets about 30 of the 60 requests.
     assert!(counts[0] > 10 && counts[1] > 10, "{counts:?}");
     assert_eq!(two.requests(), 0);
     // A dead endpoint is skipped; the next one is authorized by its own policies.
@@ -747,11 +747,11 @@ async fn open_requests_are_reauthorized_when_policies_change() {
     // Two streams stayed open with the second policies, and three are with these.
     allowed(5.0 + 2.0 + 3.0).await;
     for client in [&mut stays, &mut posted] {
-        // Nothing announces that no end comes, so the test can only wait for a few intervals of 100
-        // ms.
+        // Nothing announces that no end comes, so the test waits for a few intervals of 100 ms.
         let more = tokio::time::timeout(Duration::from_millis(300), client.more()).await;
         assert!(more.is_err(), "it lives on");
     }
+    // One interval more; those above have passed already.
     let more = tokio::time::timeout(Duration::from_millis(100), kept.data()).await;
     assert!(more.is_err());
     assert_eq!(
@@ -871,6 +871,7 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
     }
     // Workers write their buffered log lines when they end.
     fixture.drain(Duration::from_secs(2));
+    // Longer than the drain, so that a forced one ends too.
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();
     let log = std::fs::read_to_string(file).unwrap();

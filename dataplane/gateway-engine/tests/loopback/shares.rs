@@ -376,6 +376,7 @@ async fn greedy_client(web: SocketAddr, until: Instant) -> Vec<Duration> {
 /// others send one request after the other, on one connection at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_tenant_at_many_times_its_share_delays_no_other() {
+    // With the one greedy tenant they are two hundred.
     const OTHERS: usize = 199;
     let origin = OriginServer::named("web").await;
     let name = |n: usize| format!("t{n}");
@@ -403,6 +404,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     });
     fixture.apply(all.collect());
     let addresses = fixture.engine.plain_addresses();
+    // Nobody derived the duration: the others make some dozens of requests in it.
     let until = Instant::now() + Duration::from_secs(4);
     let greedy: Vec<_> = (0..300)
         .map(|_| {
@@ -424,6 +426,8 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
             }
         }
         timed!(
+            // Fewer would say nothing of the longest; an unoptimized worker makes more in three
+            // seconds.
             asked > 20,
             "more than 20 requests of others were made by the end of round {round}"
         );
@@ -510,7 +514,8 @@ async fn write_until_stuck(stream: &mut (impl AsyncWrite + Unpin), stalls: &Atom
     }
 }
 
-/// Most bytes that the gateway may buffer for one connection whose server stalls.
+/// Most bytes that the gateway may buffer for one connection whose server stalls. Nobody derived it
+/// exactly: a window of 512 KiB, parts of 256 KiB and the kernel's buffers fit in.
 const BUFFERED_MAX: usize = 2 << 20;
 
 #[test]

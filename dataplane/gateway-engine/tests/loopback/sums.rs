@@ -14,7 +14,7 @@ use crate::hbone::{LoopbackMesh, local};
 use crate::origin::OriginServer;
 use crate::shares::{connects, flood};
 
-/// Number of tenants that use all they can get.
+/// Number of tenants that use all they can get. As in `tests/e2e/tests/exhaustion/sums.rs`.
 const GREEDY: usize = 10;
 
 /// An engine with a plain listener for each of eleven tenants, all with the same endpoint.

@@ -14,6 +14,7 @@ use crate::fixture::{EngineSetup, GatewayFixture, LOCALHOST, prefix, route, to};
 use crate::http2;
 use crate::origin::OriginServer;
 
+/// Every request that waits at all exceeds it.
 const SHORT: Duration = Duration::from_millis(1);
 
 /// Starts a gateway whose only rule has these timeouts and retries.

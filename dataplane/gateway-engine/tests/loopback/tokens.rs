@@ -103,6 +103,7 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
         b64([1; 256])
     );
     let request = format!("GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {forged}\r\n\r\n");
+    // The second and third have a result in the cache.
     for _ in 0..3 {
         assert_eq!(HttpClient::once(fixture.web, &request).await.status, 401);
     }

@@ -214,6 +214,7 @@ fn worker_is_never_idle_while_a_tenant_in_debt_is_ready() {
         // If another tenant is ready, the debt is paid in that tenant's time.
         bench.order.borrow_mut().clear();
         bench
+            // Twenty rounds of debt.
             .busy(&alone, "alone", Duration::from_millis(10), 1)
             .await
             .unwrap();

@@ -31,9 +31,11 @@ use crate::{
 };
 
 /// Time that a connection has for an orderly close. Nobody waits for it: it only releases the
-/// connection of a peer that does not close.
+/// connection of a peer that does not close. Nobody measured this value.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Source ports that are tried for one bucket.
+/// Source ports that are tried for one bucket. A port is in use only if another connection to the
+/// same address has it, so one nearly always suffices. Then the bucket pauses
+/// (`FAILED_BUCKET_PAUSE`).
 const PORT_TRIES: usize = 4;
 
 /// A connection of the pool.
@@ -72,8 +74,11 @@ pub(crate) struct PooledConnection {
 }
 
 /// Time after which a stream that is given up without a response marks its connection as doubtful.
+/// It is below the 600 ms that a node gives an attempt at a gateway, so that each attempt that
+/// fails for silence counts; a refusal or an answer comes sooner.
 const DOUBT_AFTER: Duration = Duration::from_millis(400);
-/// Maximum time for which a connection is doubtful. Its PINGs have been answered by then.
+/// Maximum time for which a connection is doubtful. Its PINGs have been answered by then. A PING is
+/// sent every 10 s, and its answer may take 20 s ([`crate::KEEPALIVE_INTERVAL`]).
 const DOUBT_LASTS: Duration = Duration::from_secs(30);
 
 thread_local! {

@@ -12,13 +12,15 @@ use canal_wire::hbone as wire;
 use canal_wire::tier;
 use tokio::time::Instant;
 
-/// Time over which the rate of new streams is averaged. A short burst is not a lasting load.
+/// Time over which the rate of new streams is averaged. A short burst is not a lasting load. Nobody
+/// measured this value.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// Step between buckets, coprime to their number and near its golden section. Any run of positions
 /// leads to buckets that are far apart. A run as long as the number of buckets leads to each bucket
 /// once.
 const STRIDE: u32 = 79;
-/// Spreads the first connections of one pod to many services over the buckets.
+/// Spreads the first connections of one pod to many services over the buckets. It is 2^32 divided
+/// by the golden ratio (Knuth's multiplicative hash).
 const SERVICE_FACTOR: u32 = 0x9E37_79B1;
 /// Range of the source ports: the default `ip_local_port_range` of Linux.
 const PORTS: std::ops::Range<u16> = 32768..61000;

@@ -19,7 +19,8 @@ use crate::{ConnectAuthority, HboneStream, PoolConfig, SpreadConfig, WITHHELD_CO
 /// Ports of the peer; each selects what it does with a tunnel. This one echoes.
 const ECHO: u16 = 1;
 const READS_LATER: u16 = 2;
-/// Window of each stream of the peer, and of each of its connections.
+/// Window of each stream of the peer, and of each of its connections. HTTP/2's default (RFC 9113
+/// §6.9.2).
 const WINDOW: usize = 65_535;
 const GAUGE: &str = "canal_hbone_connections_without_credit ";
 const COUNTER: &str = "canal_hbone_streams_without_credit_total ";

@@ -227,6 +227,7 @@ async fn worn_connections_are_followed_by_others() {
         mark: None,
     };
     let tunnels = async {
+        // Enough tunnels that several connections reach the number of records.
         for n in 0..600u32 {
             let mut tunnel = pool
                 .open(&target, &"10.1.1.2:80".parse().unwrap(), HeaderMap::new())

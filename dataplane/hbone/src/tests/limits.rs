@@ -85,6 +85,7 @@ fn a_peer_that_allows_no_stream_is_given_up() {
 #[test]
 fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
     run(async {
+        // Short, because the silent peer is waited for; the gate makes it ten times as long.
         let limit = ms(100) * canal_timing::slack();
         let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
@@ -352,6 +353,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
                     }
                 });
             }
+            // Some at a time, so that they meet a connection that is just closing.
             let crowd = join_all((0..5).map(|_| fixture.open())).await;
             for opened in crowd {
                 let mut stream = opened.unwrap_or_else(|e| panic!("{n}: {e}")).stream;

@@ -107,6 +107,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
         canal_timing::assert_time(
             "time until a stream to a revoked server ends",
             start.elapsed(),
+            // A peer is revoked within a second (`docs/timing.md`).
             ms(1000),
         );
         until("it leaves the pool", || fixture.pool.size().0 == 0).await;

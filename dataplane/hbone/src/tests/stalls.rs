@@ -23,7 +23,7 @@ const ECHO: u16 = 1;
 const WRITES: u16 = 2;
 const WRITES_PIECES: u16 = 3;
 const READS_NOTHING: u16 = 4;
-/// Size of pieces that are small for HTTP/2.
+/// Size of pieces that are small for HTTP/2. As `DATA_FRAME_BUDGET` names them.
 const PIECE: usize = 50;
 
 fn to(port: u16) -> ConnectAuthority {
@@ -218,6 +218,7 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
 #[test]
 fn the_budget_ends_the_longest_stalled_stream() {
     run(async {
+        // Two tenants with half each: four stalled streams of 64 KiB fill alpha's.
         let alpha = budget(512 << 10, Share::Percent(50), "alpha");
         let server = ServerConfig {
             buffer_budget: Some(alpha.clone()),
@@ -247,6 +248,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
         // A stalled stream is charged in units of 64 KiB, and the share is 256 KiB.
         for n in 1..=4 {
             let mut client = open(&fixture, ECHO).await;
+            // Any size up to 64 KiB is charged as 64 KiB.
             client.write_all(&[7; 1 << 10]).await.unwrap();
             clients.push(client);
             until("its bytes are charged", || {
@@ -343,8 +345,10 @@ fn relays_of_clients_that_never_read_end_with_them() {
             );
             let near = front.local_addr().unwrap();
             tokio::task::spawn_local(relay(front, fixture.clone(), running[0].clone()));
+            // Several, so that one that ends by chance does not pass.
             let clients = join_all((0..8).map(|_| async {
                 let mut client = TcpStream::connect(near).await.unwrap();
+                // As large as a stream's first window.
                 let piece = vec![7; 64 << 10];
                 // Nothing is read, so a write that takes this long is blocked for good.
                 while tokio::time::timeout(Duration::from_millis(300), client.write(&piece))

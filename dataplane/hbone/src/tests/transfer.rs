@@ -259,6 +259,7 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
                     match mode.as_deref() {
                         Some(b"read") => seen.set(s.read_u8().await.err().map(|e| e.kind())),
                         Some(b"write") => loop {
+                            // Any size; the peer resets while the windows fill.
                             if let Err(e) = s.write_all(&[0; 1024]).await {
                                 return seen.set(Some(e.kind()));
                             }

@@ -25,9 +25,11 @@ use zeroize::Zeroizing;
 
 use super::CertificateKey;
 
-/// Timeout of a certificate request.
+/// Timeout of a certificate request. As long as a connection waits for the pod's first certificate
+/// (`IDENTITY_TIMEOUT` of the node proxy).
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after which a connection without requests is closed, because renewals are hours apart.
+/// Time after which a connection without requests is closed, because renewals are hours apart. A
+/// start with many pods uses one connection for all.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Metadata field that names the requested identity (istio/api security/v1alpha1, as ztunnel sends
 /// it).

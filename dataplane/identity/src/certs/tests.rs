@@ -312,6 +312,7 @@ async fn a_failing_renewal_keeps_the_old_one_and_is_counted_and_heals() {
 
 #[tokio::test]
 async fn certificates_that_differ_from_the_request_are_refused() {
+    // Certificates live longer than the test, so that none is renewed.
     let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = fixture.source();
     let (ca, other) = (fixture.ca.clone(), TestCa::new("other"));
@@ -482,6 +483,7 @@ async fn many_identities_are_requested_a_few_at_a_time() {
 
 #[tokio::test]
 async fn services_and_algorithms_have_certificates_of_their_own() {
+    // Certificates live longer than the test, so that none is renewed.
     let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
     let (ca, log) = (fixture.ca.clone(), seen.clone());
@@ -557,6 +559,7 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_and_component_keys_are_on_no_disk() {
+    // Certificates live longer than the test, so that none is renewed.
     let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = fixture.source();
     assert!(

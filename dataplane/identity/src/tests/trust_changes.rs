@@ -243,6 +243,7 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
         ),
         (
             "garbage",
+            // Bytes of any number that are no DER.
             showing(ca, &good.key, vec![CertificateDer::from(vec![0x5a; 300])]),
             HandshakeFailure::BadEncoding,
         ),

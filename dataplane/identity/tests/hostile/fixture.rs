@@ -32,7 +32,8 @@ pub(crate) const REVOKED_SERIAL: u64 = 77;
 /// Maximum number of bytes of a hostile peer that are read before it is refused: a message of 64
 /// KiB and the content of buffers.
 const TAKEN_MAX: usize = 256 << 10;
-/// Maximum real time of one case. Cases that time out do so in the tests' own time.
+/// Maximum real time of one case. Cases that time out do so in the tests' own time. It only ends a
+/// hang.
 const REAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A chain and the key of its leaf.
@@ -242,6 +243,7 @@ where
     let real = std::time::Instant::now();
     let (came, seen, took) = runtime().block_on(async {
         let began = Instant::now();
+        // Larger than a flight of either side, so that a case does not depend on the buffer.
         let (near, far) = tokio::io::duplex(64 << 10);
         let task = tokio::spawn(honest(far));
         let both = async { (attacker(near).await, task.await) };

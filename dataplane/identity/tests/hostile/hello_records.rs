@@ -135,6 +135,7 @@ fn changes_of_cipher() -> Vec<HostileCase> {
         ),
         wired(
             "a flood of empty handshake records",
+            // The first is refused; the others show that they cost nothing more.
             |_| one(&[]).repeat(20_000),
             refused(Protocol, DECODE),
         ),

@@ -286,6 +286,7 @@ fn sizes() -> Vec<HostileCase> {
             up(),
         ),
         hello(
+            // Below the 16 KiB of one record; the next cases take several records.
             "padding of 10 KiB",
             |h| h.set(PADDING, &[0; 10 << 10]),
             up(),

@@ -33,6 +33,7 @@ struct PoolFixture {
     completions: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
 }
 
+/// Time for what must happen, on a quiet machine.
 const SOON: Duration = Duration::from_secs(10);
 
 impl PoolFixture {

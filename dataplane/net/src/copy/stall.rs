@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// Interval at which a transfer that waits for its sink is checked.
+/// Interval at which a transfer that waits for its sink is checked. A quarter of the second in
+/// which a reset passes a stalled hop (`BROKEN_TICKS_MAX`).
 pub const STALL_TICK: Duration = Duration::from_millis(250);
 /// Ticks without progress after which the bytes of a broken leg are given up: a reset passes a
 /// stalled hop within a second.

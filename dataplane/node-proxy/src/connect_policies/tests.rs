@@ -63,6 +63,7 @@ const ADDRESSES: [&str; 24] = [
     "10.9.200.7",
     "10.1.200.7",
 ];
+/// The first and the last, those of the test's services, DNS, and the proxy's own.
 const PORTS: [u16; 9] = [1, 53, 80, 443, 9080, 15001, 15006, 15008, 65535];
 
 /// Compares both decisions for every address and port. Returns how many are refused.

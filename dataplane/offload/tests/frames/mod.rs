@@ -9,6 +9,7 @@ pub const ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 pub const POD_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
 
+/// Flags of TCP (RFC 9293 §3.1).
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
 pub const ACK: u8 = 16;

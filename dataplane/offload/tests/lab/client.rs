@@ -9,6 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{pause, print_line};
 
+/// Numbers of linux/socket.h and linux/in.h; the libc crate lacks them on some targets.
 const MSG_FASTOPEN: i32 = 0x2000_0000;
 const IPPROTO_MPTCP: i32 = 262;
 
@@ -99,6 +100,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
 /// Turns this process into user nobody with CAP_NET_RAW only, which a container has by default and
 /// can use.
 fn only_net_raw() {
+    // Numbers of linux/prctl.h and linux/capability.h.
     const KEEP_CAPABILITIES: libc::c_int = 8;
     const VERSION: u32 = 0x2008_0522;
     const NET_RAW: u32 = 1 << 13;

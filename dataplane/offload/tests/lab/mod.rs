@@ -176,6 +176,7 @@ impl LabNetns {
     /// Creates a TUN device and returns the file at its other end (linux/if_tun.h). Each read and
     /// each write is one IP packet, and no read blocks.
     pub fn tun(&self, device: &str) -> fs::File {
+        // IFF_TUN with IFF_NO_PI, and the ioctl's number (linux/if_tun.h).
         const IFF_TUN_NO_PI: u16 = 0x1001;
         const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
         #[repr(C)]

@@ -13,8 +13,10 @@ use super::{pause, print_line};
 
 /// Text by which receivers recognize the packets.
 pub const TEXT: &[u8] = b"canal-lab-packet";
-/// Size of the payload that a `reset` has.
+/// Size of the payload that a `reset` has. Any number will do that fits into a packet: a reset of
+/// the kernel has no payload.
 pub const RESET_PAYLOAD_BYTES: usize = 1000;
+/// IANA's protocol numbers.
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const SCTP: u8 = 132;

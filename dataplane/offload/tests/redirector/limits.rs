@@ -294,6 +294,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
             },
         )
         .unwrap();
+        // More than the burst of a single token.
         (0..5).filter(|_| s.run(&syn).verdict != DROPPED).count()
     });
     assert_eq!(few, 1);
@@ -316,6 +317,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
     let used_up = (0..100_000).any(|_| s.run(&syn).verdict == DROPPED);
     assert!(used_up, "the burst has no end");
     let (begun, mut passed) = (std::time::Instant::now(), 0u32);
+    // A second, because the rate is per second.
     while begun.elapsed() < Duration::from_millis(1000) {
         passed += u32::from(s.run(&syn).verdict != DROPPED);
     }
@@ -323,6 +325,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
     let most = (begun.elapsed().as_secs_f64() * 100.0) as u32 + 2;
     assert!(passed <= most, "{passed} of {most}");
     canal_timing::timed!(
+        // A tenth less than the rate, for a machine that does not run the loop all the time.
         passed >= 90,
         "a quarter of a limit of 400 per second lets 90 pass in a second"
     );
@@ -407,6 +410,7 @@ fn two_processors_share_one_limit() {
         let run = |r: RedirectorPrograms| {
             let frame = frame.clone();
             std::thread::spawn(move || {
+                // 800 together, of which the burst admits 250.
                 (0..400).for_each(|_| drop(r.test_run(&frame).unwrap()));
                 r
             })

@@ -11,7 +11,8 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use super::zone::{DnsZones, ZoneLookup};
 
 /// Seconds for which responses, including negative ones, may be cached. Clients leave an AZ that
-/// closes within this time.
+/// closes within this time. So a client resolves again every two seconds at most. Zero would make
+/// each connection wait for a query.
 pub const TTL: u32 = 2;
 /// Largest UDP response in bytes, chosen so that it needs no fragments (DNS flag day 2020).
 pub const UDP_MAX: u16 = 1232;
@@ -226,6 +227,8 @@ fn soa(serial: u32) -> Option<Record> {
         name("ns.dns.cluster.local.")?,
         name("hostmaster.cluster.local.")?,
         serial,
+        // Refresh, retry and expire are for secondary servers (RFC 1035 §3.3.13), of which there
+        // are none.
         7200,
         1800,
         86400,

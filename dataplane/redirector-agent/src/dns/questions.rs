@@ -6,9 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use canal_model::ids::ServiceId;
 
-/// Maximum number of questions that wait, of all tenants together.
+/// Maximum number of questions that wait, of all tenants together. At 1,232 bytes each they take 5
+/// MiB.
 pub(super) const QUESTIONS_MAX: usize = 4096;
-/// Maximum number of questions that wait of one tenant.
+/// Maximum number of questions that wait of one tenant. A 16th of all. A dropped question is
+/// repeated by its client; nobody measured the number.
 pub(super) const TENANT_QUESTIONS_MAX: usize = 256;
 
 /// A question that was received and not answered yet.

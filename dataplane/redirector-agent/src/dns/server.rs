@@ -28,14 +28,17 @@ use super::answer::{DnsReply, DnsTransport, decide_reply};
 use super::datagrams::DatagramService;
 use super::zone::{DnsZones, concerns, decide_zones};
 
-/// Timeout of a TCP client that sends nothing, or reads its response too slowly.
+/// Timeout of a TCP client that sends nothing, or reads its response too slowly. RFC 7766 §6.2.3
+/// recommends some seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// TCP connections at once, at most. The tenants share them.
+/// TCP connections at once, at most. The tenants share them. Clients use TCP only where UDP failed,
+/// or for long responses, which a service's addresses are not. Nobody measured the number.
 const CONNECTIONS_MAX: u64 = 256;
-/// Size in bytes that the kernel's queue of received datagrams should have.
+/// Size in bytes that the kernel's queue of received datagrams should have. It has to hold what
+/// arrives between two turns of the task. Nobody measured the value.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Highest descriptor to which the UDP socket is moved: the kernel's table of a process's files
-/// needs 8 bytes for each.
+/// needs 8 bytes for each. That is 512 KiB.
 const NUMBER_MAX: i32 = 0xffff;
 
 /// The UDP socket could not be opened.

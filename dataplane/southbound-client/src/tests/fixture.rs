@@ -19,7 +19,8 @@ use crate::controller_client::ControllerEndpoint;
 use crate::session::StreamTiming;
 use crate::{ApplyFn, RefusedResource, Subscriber, SubscriberConfig, UpdateSource};
 
-/// Least time between two writes of the state file.
+/// Least time between two writes of the state file. A fifth of the default, so that tests need not
+/// wait for a second.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn ms(n: u64) -> Duration {

@@ -496,6 +496,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let start = std::time::Instant::now();
     // The drain is never forced; the second time is the pause that it may take to finish.
     trigger.drain(ms(10_000));
+    // The state is on disk when the drain ends, so only the tasks' end is left.
     assert!(trigger.finished(ms(100)).await);
     canal_timing::assert_time(
         "time until a drained subscriber has written its state",

@@ -9,14 +9,15 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// Bytes that may wait for a slow reader.
+/// Bytes that may wait for a slow reader. Four seconds of what one observation carries
+/// (`LINE_BYTES_PER_SECOND`).
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 /// Returns the number of complete lines.
 pub(crate) fn count_lines(lines: &[u8]) -> u64 {
     lines.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-/// Cost of an item in addition to its bytes.
+/// Cost of an item in addition to its bytes. About what the queue's own entry takes.
 const ITEM_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]

@@ -11,13 +11,16 @@ use canal_model::ids::TenantName;
 use super::lines::{LineSender, Lines, count_lines, line_queue};
 
 /// Bytes of retained lines of all tenants. The tenant with the most bytes loses its oldest lines.
+/// Sixteen tenants have their whole part (`TAIL_BYTES_PER_TENANT_MAX`) at a time.
 pub const TAIL_BYTES_MAX: usize = 8 << 20;
-/// Bytes of retained lines of one tenant.
+/// Bytes of retained lines of one tenant. Some thousand lines of ordinary length. Nobody measured
+/// what operators need.
 pub const TAIL_BYTES_PER_TENANT_MAX: usize = 512 << 10;
 /// Maximum size in bytes of the pieces in which lines are retained and passed on. Only a single
-/// longer line exceeds it.
+/// longer line exceeds it. As long as the longest line (`LINE_MAX`), so that a piece is no larger
+/// than one line may be.
 const PIECE_BYTES_MAX: usize = 16 << 10;
-/// Cost of a piece in addition to its bytes.
+/// Cost of a piece in addition to its bytes. About what the list's own entry takes.
 const PIECE_BYTES: usize = 64;
 
 /// The newest lines of one process. Clones share the same lines.

@@ -139,6 +139,7 @@ fn excess_lines_are_dropped_and_counted_without_waiting() {
     LocalSet::new().block_on(&runtime, async {
         let worker = log.worker(&r.shard());
         for _ in 0..sent {
+            // The length of an ordinary line.
             worker.line().str("filler", &"x".repeat(200)).end();
         }
     });
@@ -234,6 +235,7 @@ fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
             worker
                 .line_of(&alpha)
                 .str("tenant", "alpha")
+                // The length of an ordinary line.
                 .str("filler", &"x".repeat(200))
                 .end();
             // Beta's lines are spread evenly over the flood.
@@ -305,6 +307,7 @@ fn floods_of_ten_tenants_leave_blocks_to_an_eleventh() {
             (0..flood).for_each(|_| {
                 worker
                     .line_of(&greedy)
+                    // The length of an ordinary line.
                     .str("filler", &"x".repeat(200))
                     .end()
             });

@@ -13,7 +13,8 @@ use canal_runtime::metrics::SharedCounter;
 
 use super::{LogSink, LogTails, PendingLines};
 
-/// Interval at which the writer checks that the open file is still the one at its path.
+/// Interval at which the writer checks that the open file is still the one at its path. After
+/// logrotate has renamed the file, lines of at most a second are still written to the old one.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whole lines and the tenants they belong to.

@@ -186,6 +186,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     let until = tokio::time::Instant::now() + canal_timing::deadline(Duration::from_secs(10));
     while !sender.is_closed() {
         assert!(tokio::time::Instant::now() < until, "the tap has no reader");
+        // An interval of polling.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

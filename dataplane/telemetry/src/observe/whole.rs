@@ -13,7 +13,8 @@ use canal_wire::observe::Subject;
 use super::ObservationContext;
 use super::session::{ObservationError, Outgoing};
 
-/// Size limit of one config dump or one metrics answer, in bytes.
+/// Size limit of one config dump or one metrics answer, in bytes. With four of them in memory
+/// (`WHOLE_ANSWERS_MAX`) a process needs 128 MiB. Nobody measured the largest answers.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
 /// Complete answers in memory at once. A tenant may have one of them, and one is reserved for the
 /// provider.

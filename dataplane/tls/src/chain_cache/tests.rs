@@ -49,6 +49,7 @@ fn cached_chains_expire_with_the_certificate_and_are_bounded() {
     assert!(cache.get(&key(0), at(2026)).is_some());
     assert!(cache.get(&key(0), at(2125)).is_none() && cache.get(&key(0), at(2001)).is_none());
     assert!(cache.get(&key(1), at(2026)).is_none());
+    // Three times what fits, so that half of the cache is dropped several times.
     for n in 0..3 * CHAINS_MAX as u64 {
         cache.put(key(n), verified.clone());
         // The entry is looked up all the time and therefore stays.

@@ -14,12 +14,14 @@ pub(super) const HEADER: usize = 5;
 const CIPHERTEXT_MAX: usize = PLAINTEXT_MAX + 256;
 /// Size of the longest record.
 pub(super) const RECORD_MAX: usize = HEADER + CIPHERTEXT_MAX;
+/// Of every suite of the mesh (RFC 8446 §5.2, AES-GCM).
 pub(super) const TAG: usize = 16;
 /// Maximum number of records under one key. AES-GCM's safety margin ends at 2^24.5 (RFC 8446 §5.5).
 pub(super) const RECORDS_MAX: u64 = 1 << 24;
-/// Maximum number of consecutive records without application data.
+/// Maximum number of consecutive records without application data. A correct peer sends a ticket or
+/// two, or a key update; a peer that only sends such records costs CPU and delivers nothing.
 const IDLE_RECORDS_MAX: u32 = 64;
-/// Maximum length of a handshake message, which can only be a ticket.
+/// Maximum length of a handshake message, which can only be a ticket. As long as one record.
 const MESSAGE_MAX: usize = 16 << 10;
 
 pub(super) const ALERT: u8 = 21;

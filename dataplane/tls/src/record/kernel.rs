@@ -33,11 +33,14 @@ use crate::transport::{RotateHint, Transport};
 const ROOM_MIN: usize = 1 << 10;
 /// Bytes of a record in addition to its data: header, content type and tag.
 const AROUND: u64 = (HEADER + 1 + TAG) as u64;
-/// First and longest wait before the next check whether TCP has all bytes.
+/// First and longest wait before the next check whether TCP has all bytes. TCP has them within a
+/// round trip as a rule, so the first is short.
 const SEND_QUEUE_POLL_BACKOFF: (Duration, Duration) =
     (Duration::from_millis(1), Duration::from_millis(50));
 
-/// Number of reads after which the kernel is queried for the number of records.
+/// Number of reads after which the kernel is queried for the number of records. With full records
+/// in reads of 256 KiB, 65,536 records pass between two queries, far fewer than the quarter of 2^24
+/// that is left when the connection stops taking new streams.
 const COUNT: u32 = 1 << 12;
 
 /// Result of a hand-over attempt.
@@ -215,6 +218,7 @@ pub(crate) fn hand_over<IO: Transport>(
     }
     sys::tls_keys(tcp, TlsDirection::Out, &out)?;
     Ok(KtlsHandover::Done(Box::new(KernelStream {
+        // The kernel's interface names the suite by the size of its key.
         bits: own.key.len() * 8,
         io,
         side: secrets.side,

@@ -50,6 +50,7 @@ func (p pod) answerLines(connection net.Conn) {
 
 // serveUDP answers each datagram with what it was and who answers.
 func (p pod) serveUDP(socket net.PacketConn) error {
+	// No UDP datagram is longer.
 	datagram := make([]byte, 65536)
 	for {
 		n, from, err := socket.ReadFrom(datagram)

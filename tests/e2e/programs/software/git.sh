@@ -12,7 +12,7 @@ serve)
 check)
   d=$(mktemp -d); export HOME="$d"
   git clone -q "git://$URLHOST/r.git" "$d/c" 2>&1; echo "clone: $? $(git -C "$d/c" rev-list --count HEAD)"
-  git -C "$d/c" push -q origin "HEAD:refs/heads/b-$ROAD" 2>&1; echo "push: $?"
+  git -C "$d/c" push -q origin "HEAD:refs/heads/b-$CLIENT_PATH" 2>&1; echo "push: $?"
   rm -rf "$d"
   ;;
 esac

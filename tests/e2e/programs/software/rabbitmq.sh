@@ -13,9 +13,9 @@ serve)
 prepare) amqp-declare-queue --url=amqp://guest:guest@127.0.0.1:5672 -q ready ;;
 check)
   u="amqp://guest:guest@$URLHOST:5672"
-  amqp-declare-queue --url="$u" -q "q$ROAD" >/dev/null; echo "declare: $?"
-  amqp-publish --url="$u" -r "q$ROAD" -b hello; echo "publish: $?"
-  echo "get: $(amqp-get --url="$u" -q "q$ROAD" 2>&1)"
+  amqp-declare-queue --url="$u" -q "q$CLIENT_PATH" >/dev/null; echo "declare: $?"
+  amqp-publish --url="$u" -r "q$CLIENT_PATH" -b hello; echo "publish: $?"
+  echo "get: $(amqp-get --url="$u" -q "q$CLIENT_PATH" 2>&1)"
   ;;
 esac
 code=$?

@@ -2,7 +2,7 @@
 # Redis Cluster of one node in each pod, which learn each other's address from their connections.
 # needs: redis-server redis-cli
 # port: 6390
-# roads: declared-pod4 declared-pod6
+# paths: declared-pod4 declared-pod6
 start() { redis-server --port 6390 --bind '*' '-::*' --protected-mode no --save '' --dir "$1" --cluster-enabled yes --cluster-node-timeout 3000 "${2:---loglevel}" "${3:-notice}" "${4:---loglevel}" "${5:-notice}" "${6:---loglevel}" "${7:-notice}"; }
 case "$1" in
 serve) exec redis-server --port 6390 --bind '*' '-::*' --protected-mode no --save '' --dir "$DIR" --cluster-enabled yes --cluster-node-timeout 3000 ;;

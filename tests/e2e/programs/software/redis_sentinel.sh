@@ -35,7 +35,7 @@ check)
   sentinels_known() { sentinel sentinel sentinels m | places; my_sentinel sentinel sentinels m | places; }
   replicas_known() { sentinel sentinel replicas m | places; }
   d=$(mktemp -d)
-  # Removes the effects of the road before: otherwise the Sentinel would revert what is done here.
+  # Removes the effects of the run over the previous path: otherwise the Sentinel would revert what is done here.
   sentinel sentinel remove m >/dev/null
   old replicaof no one >/dev/null; old flushall >/dev/null; other replicaof "$SERVER" 6391 >/dev/null
   node 6393 "$d" --replicaof "$SERVER 6391" --replica-priority 0 --daemonize yes >/dev/null

@@ -11,7 +11,7 @@ serve)
 check)
   d=$(mktemp -d)
   rsync -a "rsync://$URLHOST/files/" "$d/"; echo "pull: $? $(ls "$d" | grep -c '^[0-9]*$')"
-  echo "$ROAD" >"$d/new-$ROAD"; rsync -a "$d/new-$ROAD" "rsync://$URLHOST/files/"; echo "push: $? $(cmp "$d/new-$ROAD" "$DIR/files/new-$ROAD" && echo same)"
+  echo "$CLIENT_PATH" >"$d/new-$CLIENT_PATH"; rsync -a "$d/new-$CLIENT_PATH" "rsync://$URLHOST/files/"; echo "push: $? $(cmp "$d/new-$CLIENT_PATH" "$DIR/files/new-$CLIENT_PATH" && echo same)"
   rm -rf "$d"
   echo "banner: $(talk.py say "$HOST" 873 '@RSYNCD: 31.0' | cut -c1-8)"
   ;;

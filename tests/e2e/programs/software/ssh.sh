@@ -16,8 +16,8 @@ check)
   echo "big_output: $(ssh $o "root@$HOST" 'head -c 20000000 /dev/zero' | md5sum | cut -c1-8)"
   echo "big_input: $(head -c 20000000 /dev/zero | ssh $o "root@$HOST" 'md5sum' | cut -c1-8)"
   d=$(mktemp -d); head -c 1000000 /dev/zero >"$d/f"
-  rsync -a -e "ssh $o" "$d/f" "root@$URLHOST:$DIR/got-$ROAD"; echo "rsync: $? $(cmp "$d/f" "$DIR/got-$ROAD" && echo same)"
-  echo "get $DIR/got-$ROAD $d/back" | sftp $o -b - "root@$URLHOST" >/dev/null; echo "sftp: $? $(cmp "$d/f" "$d/back" && echo same)"
+  rsync -a -e "ssh $o" "$d/f" "root@$URLHOST:$DIR/got-$CLIENT_PATH"; echo "rsync: $? $(cmp "$d/f" "$DIR/got-$CLIENT_PATH" && echo same)"
+  echo "get $DIR/got-$CLIENT_PATH $d/back" | sftp $o -b - "root@$URLHOST" >/dev/null; echo "sftp: $? $(cmp "$d/f" "$d/back" && echo same)"
   rm -rf "$d"
   echo "banner: $(talk.py banner "$HOST" 22)"
   ;;

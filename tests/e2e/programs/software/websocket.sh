@@ -68,12 +68,12 @@ PY
   exec /usr/bin/python3 "$DIR/server.py"
   ;;
 check)
-  /usr/bin/python3 - "ws://$URLHOST:8765" "$ROAD" <<'PY' | sed "$NAMES"
+  /usr/bin/python3 - "ws://$URLHOST:8765" "$CLIENT_PATH" <<'PY' | sed "$NAMES"
 import asyncio, hashlib, socket, struct, sys, time
 import websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatusCode
 
-url, road = sys.argv[1:]
+url, client_path = sys.argv[1:]
 connect = lambda path, **more: websockets.connect(url + path, max_size=8 << 20, open_timeout=10, **more)
 
 
@@ -89,7 +89,7 @@ async def end_at_server(name):
 
 async def talk():
     begun = time.monotonic()
-    async with connect(f"/{road}-by-client", subprotocols=["a", "b"]) as ws:
+    async with connect(f"/{client_path}-by-client", subprotocols=["a", "b"]) as ws:
         print("first:", await asyncio.wait_for(ws.recv(), 10), "at once" if time.monotonic() - begun < 1 else "late")
         print("negotiated:", ws.subprotocol, *(e.name for e in ws.extensions))
         print("text:", await ask(ws, "grüße"), await ask(ws, "") == "")
@@ -110,23 +110,23 @@ async def talk():
         print("address:", await ask(ws, "address"))
         await ws.close(4002, "enough")
         print("closed_by_client:", ws.close_code, ws.close_reason)
-    print("closed_by_client_at_server:", await end_at_server(f"{road}-by-client"))
+    print("closed_by_client_at_server:", await end_at_server(f"{client_path}-by-client"))
 
 
 async def ends():
     for how in ("close", "reset"):
-        async with connect(f"/{road}-{how}", ping_interval=None) as ws:
+        async with connect(f"/{client_path}-{how}", ping_interval=None) as ws:
             await ws.recv()
             try:
                 print(f"server_{how}:", await ask(ws, how))
             except ConnectionClosed as closed:
-                told = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else ("without a close frame", ws.close_code)
-                print(f"server_{how}:", *told)
-    async with connect(f"/{road}-reset", ping_interval=None) as ws:
+                reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else ("without a close frame", ws.close_code)
+                print(f"server_{how}:", *reason)
+    async with connect(f"/{client_path}-reset", ping_interval=None) as ws:
         await ws.recv()
         ws.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         ws.transport.abort()
-    print("client_reset:", await end_at_server(f"{road}-reset"))
+    print("client_reset:", await end_at_server(f"{client_path}-reset"))
 
 
 async def refusals():
@@ -139,7 +139,7 @@ async def refusals():
 
 async def crowd():
     async def one():
-        async with connect(f"/{road}-crowd") as ws:
+        async with connect(f"/{client_path}-crowd") as ws:
             return [await ws.recv(), await ask(ws, "x")] == ["hello", "X"]
     print("hundred_at_once:", sum(await asyncio.gather(*(one() for _ in range(100)))))
 

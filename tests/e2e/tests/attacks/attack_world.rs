@@ -23,16 +23,20 @@ pub(crate) const INTRUDER: &str = "alpha/default/intruder-0";
 pub(crate) const BETA: &str = "beta/default/client-0";
 /// Address of the gateways for pods in az1, the same for every tenant.
 pub(crate) const GATEWAY: &str = "10.102.2.1:15008";
-/// Number of frames of an attack by frames.
+/// Number of frames of an attack by frames. Any number will do that no other refusal reaches by
+/// chance, because each frame must be counted.
 pub(crate) const FRAMES: u64 = 50;
 /// Token of beta's own operator.
 pub(crate) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
 
-/// An accepted change is in force everywhere within this time, if ever.
+/// An accepted change is in force everywhere within this time, if ever. It only has to exceed what
+/// a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
-/// A page is served within this time.
+/// A page is served within this time. It only has to exceed what a quiet machine needs: in the
+/// gate, `deadline` waits a minute or more.
 const SERVED_WITHIN: Duration = Duration::from_secs(5);
-/// Both tenants are served within this time.
+/// Both tenants are served within this time. It only has to exceed what a quiet machine needs: in
+/// the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Result of a probe, and its output.

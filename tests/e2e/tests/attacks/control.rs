@@ -61,7 +61,8 @@ fn receives(
     AttackOutcome::of(all.iter().any(|name| name.contains("alpha")), all)
 }
 
-/// The controller has sent a subscriber's first resources within this time.
+/// The controller has sent a subscriber's first resources within this time. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const RECEIVED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Tests whether a subscriber that may have resources of alpha's receives one. The controller may

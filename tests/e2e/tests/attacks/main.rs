@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use attack_world::{Attack, open_setup, setup};
 use canal_timing::deadline;
 
-/// A refusal is visible in metrics within this time.
+/// A refusal is visible in metrics within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
-/// Minimum number of attacks.
+/// Minimum number of attacks. It finds a list that lost attacks by mistake.
 const ATTACKS_MIN: usize = 40;
 
 /// Returns all attacks by group.

@@ -10,7 +10,7 @@ use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, FRAM
 use super::control::component;
 use super::tunnels::dials;
 
-/// VNI of the tier.
+/// VNI of the tier. It is `CANAL_TIER_VNI` of `bpf/abi/tier.h`.
 const TIER: u32 = 827_553;
 const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";

@@ -16,7 +16,8 @@ const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const HEADERS: u8 = 1;
 /// Raw bytes of a client that may send them are answered within this time. A raw connection that is
-/// silent for two seconds counts as refused, so such a client tries again.
+/// silent for two seconds counts as refused, so such a client tries again. It only has to exceed
+/// what a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn attacks() -> Vec<Attack> {

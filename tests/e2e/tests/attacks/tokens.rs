@@ -8,11 +8,14 @@ use canal_timing::deadline;
 
 use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, BETA_OPERATOR, CLIENT, poll};
 
-/// The controller tries to fetch a new key set within this time.
+/// The controller tries to fetch a new key set within this time. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 const FETCHED_WITHIN: Duration = Duration::from_secs(3);
-/// The gateways have a fetched key set within this time.
+/// The gateways have a fetched key set within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
-/// Time for which the test checks that a forbidden key set is not fetched.
+/// Time for which the test checks that a forbidden key set is not fetched. A key set that is
+/// permitted is fetched well before.
 const HIDDEN_FOR: Duration = Duration::from_secs(1);
 const URL: &str = "http://10.101.0.14/headers";
 const GOOD: &str = r#"{"sub": "me", "aud": "shop"}"#;

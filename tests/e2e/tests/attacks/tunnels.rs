@@ -78,7 +78,8 @@ fn through_own_node(setup: &AttackWorld, authority: &str) -> AttackOutcome {
     )
 }
 
-/// Time after which a connect counts as refused. A connect that the mesh allows is repeated.
+/// Time after which a connect counts as refused. A connect that the mesh allows is repeated. A lost
+/// SYN is repeated once within it, after 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tests whether a host's own socket connects to a port that it may use.

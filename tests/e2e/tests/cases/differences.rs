@@ -10,7 +10,7 @@ use canal_e2e::root;
 #[derive(Debug, Clone)]
 pub(crate) struct CaseObservation {
     pub(crate) case: String,
-    pub(crate) road: String,
+    pub(crate) path: String,
     pub(crate) is_meshed: bool,
     pub(crate) text: String,
 }
@@ -26,11 +26,11 @@ pub(crate) struct CaseDifferences {
 impl CaseDifferences {
     /// Compares each meshed observation with the unmeshed one of the same address family.
     pub(crate) fn of(observed: &[CaseObservation]) -> Self {
-        let family = |road: &str| road.chars().last();
+        let family = |path: &str| path.chars().last();
         let plain: BTreeMap<_, _> = observed
             .iter()
             .filter(|o| !o.is_meshed)
-            .map(|o| ((o.case.as_str(), family(&o.road)), o))
+            .map(|o| ((o.case.as_str(), family(&o.path)), o))
             .collect();
         let mut found = Self::default();
         for meshed in observed.iter().filter(|o| o.is_meshed) {
@@ -38,9 +38,9 @@ impl CaseDifferences {
                 .walked
                 .entry(meshed.case.clone())
                 .or_default()
-                .insert(meshed.road.clone());
+                .insert(meshed.path.clone());
             let unmeshed = plain
-                .get(&(meshed.case.as_str(), family(&meshed.road)))
+                .get(&(meshed.case.as_str(), family(&meshed.path)))
                 .map(|o| o.text.clone());
             let unmeshed = unmeshed.unwrap_or_else(|| "not run".to_owned());
             if unmeshed != meshed.text {
@@ -49,7 +49,7 @@ impl CaseDifferences {
                     .differing
                     .entry(meshed.case.clone())
                     .or_default()
-                    .insert(meshed.road.clone(), both);
+                    .insert(meshed.path.clone(), both);
             }
         }
         found
@@ -67,10 +67,10 @@ const UNKNOWN: &str = "?";
 /// Prefix of the names of paths to ports without a declared protocol.
 const UNDECLARED: &str = "undeclared-";
 /// Number of runs if the differences are not the listed ones; more than half of them must show a
-/// problem.
+/// problem. An odd number has a majority; a case that depends on chance costs one run or two.
 const ROUNDS: usize = 5;
-const HEAD: &str = "# Differences between meshed and unmeshed: id in docs/compatibility.md, case, roads, what the meshed ends observe.\n\
-                    # `*`: it differs from run to run, on one road at the least; `~`: it may differ. CANAL_BLESS=1 writes this file.\n";
+const HEAD: &str = "# Differences between meshed and unmeshed: id in docs/compatibility.md, case, paths, what the meshed ends observe.\n\
+                    # `*`: it differs from run to run, on one path at the least; `~`: it may differ. CANAL_BLESS=1 writes this file.\n";
 /// Both lists, and the document with their reasons.
 const LISTS: [&str; 2] = [
     "tests/e2e/tests/cases/differences.tsv",
@@ -161,19 +161,19 @@ impl Problem {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Difference {
     case: String,
-    roads: String,
+    paths: String,
     observed: String,
     id: String,
 }
 
 impl Difference {
-    fn is_on(&self, road: &str) -> bool {
-        self.roads == ALL || self.roads.split(',').any(|own| own == road)
+    fn is_on(&self, path: &str) -> bool {
+        self.paths == ALL || self.paths.split(',').any(|own| own == path)
     }
 
-    fn covers(&self, case: &str, road: &str, observed: &str) -> bool {
+    fn covers(&self, case: &str, path: &str, observed: &str) -> bool {
         self.case == case
-            && self.is_on(road)
+            && self.is_on(path)
             && [ANY, MAY, observed].contains(&self.observed.as_str())
     }
 }
@@ -192,13 +192,13 @@ impl Differences {
             .filter(|line| !line.is_empty() && !line.starts_with('#'));
         let parse = |line: &str| {
             let parts: Vec<&str> = line.split('\t').collect();
-            let &[id, case, roads, observed] = parts.as_slice() else {
+            let &[id, case, paths, observed] = parts.as_slice() else {
                 panic!("differences.tsv: {line:?}: four columns are needed")
             };
             Difference {
                 id: id.into(),
                 case: case.into(),
-                roads: roads.into(),
+                paths: paths.into(),
                 observed: observed.into(),
             }
         };
@@ -208,13 +208,13 @@ impl Differences {
     /// Differences that were found and are not listed.
     fn unlisted(&self, found: &CaseDifferences) -> Vec<Problem> {
         let mut all = Vec::new();
-        for (case, by_road) in &found.differing {
-            for (road, (unmeshed, meshed)) in by_road {
-                if !self.0.iter().any(|one| one.covers(case, road, meshed)) {
+        for (case, by_path) in &found.differing {
+            for (path, (unmeshed, meshed)) in by_path {
+                if !self.0.iter().any(|one| one.covers(case, path, meshed)) {
                     let detail = format!("\n  unmeshed {unmeshed}\n  meshed   {meshed}");
                     all.push(Problem::of(
                         case,
-                        format!("not listed: {case} {road}"),
+                        format!("not listed: {case} {path}"),
                         detail,
                     ));
                 }
@@ -232,26 +232,26 @@ impl Differences {
             .iter()
             .filter_map(|one| Some((one, found.walked.get(&one.case)?)))
         {
-            let by_road = found.differing.get(&one.case);
-            let meshed = |road: &String| {
-                by_road
-                    .and_then(|by_road| by_road.get(road))
+            let by_path = found.differing.get(&one.case);
+            let meshed = |path: &String| {
+                by_path
+                    .and_then(|by_path| by_path.get(path))
                     .map(|(_, meshed)| meshed)
             };
-            let roads = if one.roads == ALL {
+            let paths = if one.paths == ALL {
                 walked.clone()
             } else {
-                one.roads.split(',').map(str::to_owned).collect()
+                one.paths.split(',').map(str::to_owned).collect()
             };
-            let is_shown = |road: &String| {
-                meshed(road).is_some_and(|meshed| one.covers(&one.case, road, meshed))
+            let is_shown = |path: &String| {
+                meshed(path).is_some_and(|meshed| one.covers(&one.case, path, meshed))
             };
             let (on, off): (Vec<&String>, Vec<&String>) =
-                roads.iter().partition(|road| is_shown(road));
+                paths.iter().partition(|path| is_shown(path));
             // A gateway relays an undeclared port after a silence of 100 ms, as without the mesh; a
             // busy client may be silent for so long.
             let is_relayed =
-                |road: &&String| road.starts_with(UNDECLARED) && meshed(road).is_none();
+                |path: &&String| path.starts_with(UNDECLARED) && meshed(path).is_none();
             // A difference that varies must show on some path; one that depends on load need not
             // show at all.
             let occurs = match one.observed.as_str() {
@@ -262,7 +262,7 @@ impl Differences {
             if !occurs {
                 let what = format!(
                     "listed and gone, fix: remove it: {} {} {}",
-                    one.id, one.case, one.roads
+                    one.id, one.case, one.paths
                 );
                 missing.push(Problem::of(
                     &one.case,
@@ -295,7 +295,7 @@ impl Differences {
     /// that vary.
     fn renewed(&self, found: &CaseDifferences) -> String {
         let mut lines = BTreeSet::new();
-        for (case, by_road) in &found.differing {
+        for (case, by_path) in &found.differing {
             let old = self.0.iter().find(|one| one.case == *case);
             let id = old.map_or(UNKNOWN, |one| one.id.as_str());
             if let Some(loose) = old.filter(|one| [ANY, MAY].contains(&one.observed.as_str())) {
@@ -303,16 +303,16 @@ impl Differences {
                 continue;
             }
             let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-            by_road
+            by_path
                 .iter()
-                .for_each(|(road, (_, meshed))| by_text.entry(meshed).or_default().push(road));
-            for (text, roads) in by_text {
-                let roads = if roads.len() == found.walked[case].len() {
+                .for_each(|(path, (_, meshed))| by_text.entry(meshed).or_default().push(path));
+            for (text, paths) in by_text {
+                let paths = if paths.len() == found.walked[case].len() {
                     ALL.to_owned()
                 } else {
-                    roads.join(",")
+                    paths.join(",")
                 };
-                lines.insert(format!("{id}\t{case}\t{roads}\t{text}\n"));
+                lines.insert(format!("{id}\t{case}\t{paths}\t{text}\n"));
             }
         }
         // Cases that did not run, and differences that need not occur, stay.
@@ -323,7 +323,7 @@ impl Differences {
         lines.extend(kept.map(|one| {
             format!(
                 "{}\t{}\t{}\t{}\n",
-                one.id, one.case, one.roads, one.observed
+                one.id, one.case, one.paths, one.observed
             )
         }));
         HEAD.to_owned() + &lines.into_iter().collect::<String>()
@@ -348,7 +348,7 @@ fn every_difference_has_its_reason_in_the_document() {
 fn unlisted_and_vanished_differences_are_reported() {
     let one = |is_meshed, text: &str| CaseObservation {
         case: "tcp:a".into(),
-        road: "declared-pod4".into(),
+        path: "declared-pod4".into(),
         is_meshed,
         text: text.into(),
     };
@@ -385,7 +385,7 @@ fn unlisted_and_vanished_differences_are_reported() {
     // An undeclared port that shows no difference was relayed after its silence, as without the
     // mesh.
     let relayed = CaseObservation {
-        road: "undeclared-pod4".into(),
+        path: "undeclared-pod4".into(),
         ..one(true, "x")
     };
     let both = CaseDifferences::of(&[one(false, "x"), one(true, "y"), relayed.clone()]);

@@ -12,13 +12,17 @@ use super::exhaustion_world::ExhaustionWorld;
 
 /// Number of services that the objects name: the maximum for one policy.
 const SERVICES: usize = 16;
-/// Pods that one Service selects.
+/// Pods that one Service selects. Nobody derived the number: it makes endpoint sets that are large,
+/// and fits into 250 addresses of 20 networks.
 const PODS: usize = 5_000;
-/// Number of routes with regular expressions.
+/// Number of routes with regular expressions. With them a third of the share of route tables is in
+/// use.
 pub(super) const PATTERNS: usize = 14;
-/// All gateways have everything within this time.
+/// All gateways have everything within this time. It only has to exceed what a quiet machine needs:
+/// in the gate, `deadline` waits a minute or more.
 const TAKEN_WITHIN: Duration = Duration::from_secs(60);
-/// A share counts as full from this part of it on, in percent.
+/// A share counts as full from this part of it on, in percent. The steps fill 95 to 99 percent; the
+/// rest is for sizes that differ between builds.
 const FULL_PERCENT: u64 = 90;
 
 /// Shares of what a tenant's configuration takes, and their names in metrics.

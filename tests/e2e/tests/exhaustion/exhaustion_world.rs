@@ -32,7 +32,8 @@ pub(super) const GATEWAY: &str = "10.102.2.1:15008";
 pub(super) const ALPHA_OPERATOR: &str = "a-token-of-alphas-operator-0123456789abcdef";
 pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
 
-/// Both tenants are served, and their operators known, within this time.
+/// Both tenants are served, and their operators known, within this time. It only has to exceed what
+/// a quiet machine needs: in the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds

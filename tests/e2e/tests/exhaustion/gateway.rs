@@ -12,6 +12,7 @@ use super::exhaustion_world::{ALPHA, ExhaustionWorld};
 /// open 20,000 files.
 const MANY: usize = 3000;
 /// Connections of a flood in which each costs a handshake, on two cores that all processes share.
+/// Nobody derived the number: it ends within the duration of a case.
 const SOME: usize = 200;
 
 fn flood<'f>(

@@ -23,9 +23,11 @@ use super::victim::assert_served;
 const SHARES: &str = "{gatewayConnections: 40, gatewayUnauthenticated: 20, gatewayHandshakes: 4, gatewayRequests: 8, certificates: 1, \
                       controllerUnauthenticated: 50, controllerStreams: 1, configurationBytes: 1000000, compiledResources: 2000, \
                       routeTableBytes: 20000000}";
-/// Duration of an attack, which is repeated until a refusal is counted.
+/// Duration of an attack, which is repeated until a refusal is counted. Long enough for a
+/// connection and its refusal; several attacks are short so that all cases end in minutes.
 const LASTS: Duration = Duration::from_millis(800);
-/// A refusal is visible in metrics within this time.
+/// A refusal is visible in metrics within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 
 /// A limit, and an attack that reaches it.

@@ -20,7 +20,7 @@ use canal_timing::{assert_time, timed};
 use exhaustion_world::{ExhaustionWorld, setup};
 use victim::{P99_MAX, VictimWatch};
 
-/// Minimum number of cases.
+/// Minimum number of cases. It finds a list that lost cases by mistake.
 const CASES_MIN: usize = 30;
 
 /// Returns the duration of each case: short in `make test-timing`, full in `make soak`.

@@ -16,7 +16,8 @@ use canal_world::Topology;
 use super::exhaustion_world::{ALPHA_WEB, GATEWAY};
 use super::gateway::half_hello;
 
-/// Tenants that take all that they can get.
+/// Tenants that take all that they can get. Together they hold two and a half times what a gateway
+/// accepts (`EACH`).
 const GREEDY: usize = 10;
 /// The eleventh.
 const LAST: &str = "t10";
@@ -26,9 +27,11 @@ const GATEWAY_CONNECTIONS: &str = "400";
 const CONTROLLER_UNAUTHENTICATED: &str = "100";
 /// Connections that each greedy tenant holds: a quarter of what a gateway accepts.
 const EACH: usize = 100;
-/// All eleven tenants are served within this time.
+/// All eleven tenants are served within this time. It only has to exceed what a quiet machine
+/// needs: in the gate, `deadline` waits a minute or more.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// The limits are in use, and the eleventh has been served several times, within this time.
+/// The limits are in use, and the eleventh has been served several times, within this time. Nobody
+/// derived the duration.
 const FLOOD_LASTS: Duration = Duration::from_secs(2);
 
 /// Replaces the tenants by eleven small ones, and makes the limits small.

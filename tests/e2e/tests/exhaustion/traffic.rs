@@ -91,6 +91,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             "/blob?size=100",
             &["--protocol", "h2"],
         ),
+        // 8 MB and 4 MB exceed all windows and buffers, so that the streams stay open.
         flood("large answers", 10, 16, "/blob?size=8000000", &[]),
         flood(
             "large bodies",
@@ -100,6 +101,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             &["-X", "POST", "--body-size", "4000000"],
         ),
         ExhaustionCase::new("heads of 20 kB", 50, |setup, lasts| {
+            // Below the 32 KiB that one field line may have, so that the gateway accepts it.
             let header = format!("x-large: {}", "x".repeat(20_000));
             load(setup, lasts, 32, "/blob?size=10", &["-H", &header])
         }),

@@ -11,16 +11,20 @@ use canal_e2e::hbone::{TunnelRequest, load, tunnel};
 
 use super::exhaustion_world::{BETA, BETA_NODE, BETA_OPERATOR, BETA_WEB, ExhaustionWorld, GATEWAY};
 
-/// Requests per second on persistent connections.
+/// Requests per second on persistent connections. Enough for a 99th percentile of some seconds, and
+/// little beside an attacker on two cores.
 const RATE: u32 = 60;
-/// A request that takes longer has failed.
+/// A request that takes longer has failed. Twice `P99_MAX`, so that a request that failed is one
+/// that starved.
 const REQUEST_TIMEOUT_MS: u32 = 2000;
 /// Maximum of the 99th percentile of beta's requests. Attacker and victim share two cores here, so
 /// this detects starvation only; a bench with its own cores measures the ratio to an idle machine.
 pub(super) const P99_MAX: Duration = Duration::from_millis(1000);
-/// A call of the controller that takes longer has failed.
+/// A call of the controller that takes longer has failed. The caller's own timeout is longer, so
+/// that a slow call is found by name. Nobody measured the value.
 const CALL_MAX: Duration = Duration::from_secs(4);
-/// Interval between two calls of the controller.
+/// Interval between two calls of the controller. Below the second that the shortest case lasts, so
+/// that each has at least one call.
 const CALL_INTERVAL: Duration = Duration::from_millis(700);
 
 /// Observations of the victim, tenant beta, during the attack.

@@ -17,9 +17,11 @@ use canal_e2e::Mesh;
 use crate::cases::differences;
 use program::{ClientPart, SoftwareProgram};
 
-/// Programs that run at the same time.
+/// Programs that run at the same time. They wait more than they compute; the test machine has two
+/// cores.
 const WORKERS: usize = 4;
-/// Minimum number of available programs, so that a machine without any does not pass.
+/// Minimum number of available programs, so that a machine without any does not pass. Fewer than
+/// the list has, because some need software that few machines have.
 const PROGRAMS_MIN: usize = 12;
 
 /// The program that the gate runs. The others take minutes, and need what few machines have

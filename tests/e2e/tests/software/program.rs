@@ -16,7 +16,7 @@ use crate::cases::differences::CaseObservation;
 const SCRIPTS: &str = "tests/e2e/programs/software";
 /// A server listens, and its `prepare` succeeds, within this time; RabbitMQ needs most of it.
 const START_TIMEOUT: Duration = Duration::from_secs(90);
-const ROADS: [&str; 4] = [
+const PATHS: [&str; 4] = [
     "declared-pod4",
     "declared-pod6",
     "declared-service4",
@@ -35,7 +35,7 @@ pub(crate) struct SoftwareProgram {
     script: PathBuf,
     port: String,
     needs: Vec<String>,
-    roads: Vec<String>,
+    paths: Vec<String>,
     has_prepare: bool,
     pub(crate) has_crowd: bool,
 }
@@ -97,14 +97,14 @@ impl SoftwareProgram {
         let port = words("port")
             .pop()
             .unwrap_or_else(|| panic!("{name}: its `# port:` line is missing"));
-        let roads = Some(words("roads")).filter(|roads| !roads.is_empty());
-        let roads = roads.unwrap_or_else(|| ROADS.map(str::to_owned).into());
+        let paths = Some(words("paths")).filter(|paths| !paths.is_empty());
+        let paths = paths.unwrap_or_else(|| PATHS.map(str::to_owned).into());
         Self {
             name,
             script: script.to_owned(),
             port,
             needs: words("needs"),
-            roads,
+            paths,
             has_prepare: text.contains("\nprepare)"),
             has_crowd: text.contains("\ncrowd)"),
         }
@@ -141,19 +141,19 @@ impl SoftwareProgram {
     /// Returns the observations that only the unmeshed client made, as those of an interrupted
     /// client: silence is a difference too.
     fn unobserved(&self, observed: &[CaseObservation], part: ClientPart) -> Vec<CaseObservation> {
-        let is_observed = |case: &str, road: &str| {
+        let is_observed = |case: &str, path: &str| {
             observed
                 .iter()
-                .any(|one| one.is_meshed && one.case == case && one.road == road)
+                .any(|one| one.is_meshed && one.case == case && one.path == path)
         };
         let mut unobserved = Vec::new();
         for one in observed.iter().filter(|one| !one.is_meshed) {
-            let roads = self
-                .roads_of(part, true)
-                .filter(|road| road.chars().last() == one.road.chars().last());
-            for road in roads.filter(|road| !is_observed(&one.case, road)) {
+            let paths = self
+                .paths_of(part, true)
+                .filter(|path| path.chars().last() == one.path.chars().last());
+            for path in paths.filter(|path| !is_observed(&one.case, path)) {
                 unobserved.push(CaseObservation {
-                    road: road.clone(),
+                    path: path.clone(),
                     is_meshed: true,
                     text: UNOBSERVED.to_owned(),
                     ..one.clone()
@@ -165,12 +165,12 @@ impl SoftwareProgram {
 
     /// Returns the paths of a tenant's clients. Without the mesh nothing translates a Service's
     /// address.
-    fn roads_of(&self, part: ClientPart, is_meshed: bool) -> impl Iterator<Item = &String> {
-        let roads = self
-            .roads
+    fn paths_of(&self, part: ClientPart, is_meshed: bool) -> impl Iterator<Item = &String> {
+        let paths = self
+            .paths
             .iter()
-            .filter(move |road| is_meshed || !road.contains("service"));
-        roads.filter(move |road| part == ClientPart::Check || road.ends_with('4'))
+            .filter(move |path| is_meshed || !path.contains("service"));
+        paths.filter(move |path| part == ClientPart::Check || path.ends_with('4'))
     }
 
     fn observe_in(&self, mesh: &Mesh, is_meshed: bool, part: ClientPart) -> Vec<CaseObservation> {
@@ -181,8 +181,8 @@ impl SoftwareProgram {
             "crowd"
         };
         let mut observed = Vec::new();
-        for road in self.roads_of(part, is_meshed) {
-            let words = self.words(word, server.files.path(), road);
+        for path in self.paths_of(part, is_meshed) {
+            let words = self.words(word, server.files.path(), path);
             let output = mesh.run(
                 &pod(is_meshed, "client"),
                 &words.iter().map(String::as_str).collect::<Vec<_>>(),
@@ -194,7 +194,7 @@ impl SoftwareProgram {
             }) {
                 observed.push(CaseObservation {
                     case: format!("{}:{fact}", self.name),
-                    road: road.clone(),
+                    path: path.clone(),
                     is_meshed,
                     text: text.trim().to_owned(),
                 });
@@ -208,7 +208,7 @@ impl SoftwareProgram {
                 .map_or("by a signal".to_owned(), |code| code.to_string());
             observed.push(CaseObservation {
                 case: format!("{}:end", self.name),
-                road: road.clone(),
+                path: path.clone(),
                 is_meshed,
                 text: ended,
             });
@@ -217,9 +217,9 @@ impl SoftwareProgram {
     }
 
     /// Returns the command line of a part of the script, with its parameters in the environment.
-    fn words(&self, part: &str, files: &Path, road: &str) -> Vec<String> {
-        let family = usize::from(road.ends_with('6'));
-        let host = if road.contains("service") {
+    fn words(&self, part: &str, files: &Path, path: &str) -> Vec<String> {
+        let family = usize::from(path.ends_with('6'));
+        let host = if path.contains("service") {
             SERVICE[family]
         } else {
             SERVER[family]
@@ -243,7 +243,7 @@ impl SoftwareProgram {
             format!("URLHOST={in_url}"),
             format!("CLIENT={}", CLIENT[family]),
             format!("SERVER={}", SERVER[family]),
-            format!("ROAD={road}"),
+            format!("CLIENT_PATH={path}"),
             format!("NAMES={names}"),
         ];
         let run = "PATH=\"$PATH:$PATH_MORE\" exec \"$0\" \"$1\"";
@@ -262,7 +262,7 @@ impl SoftwareProgram {
         std::fs::set_permissions(files.path(), std::fs::Permissions::from_mode(0o755))
             .expect("its mode can be set");
         let log = files.path().join("server.log");
-        let words = self.words("serve", files.path(), ROADS[0]);
+        let words = self.words("serve", files.path(), PATHS[0]);
         let redirected = [
             "sh",
             "-c",
@@ -295,7 +295,7 @@ impl SoftwareProgram {
     }
 
     fn prepare(&self, mesh: &Mesh, host: &str, files: &Path) -> ClientOutcome {
-        let words = self.words("prepare", files, ROADS[0]);
+        let words = self.words("prepare", files, PATHS[0]);
         mesh.run(host, &words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }

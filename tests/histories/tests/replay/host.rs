@@ -19,7 +19,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::lab::LabNetns;
 
-/// Maximum time of an answer of the stack on a quiet machine.
+/// Maximum time of an answer of the stack on a quiet machine. It only has to exceed what a quiet
+/// machine needs: in the gate, `deadline` waits a minute or more.
 pub(super) const STACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;

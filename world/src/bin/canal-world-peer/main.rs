@@ -11,7 +11,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Timeout for a peer that may not answer.
+/// Timeout for a peer that may not answer. A lost SYN is repeated once within it, after 1 s. Tests
+/// of refused packets wait all of it, so it is short.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> std::io::Result<()> {

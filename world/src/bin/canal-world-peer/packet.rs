@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// VXLAN's UDP port (RFC 7348 §5).
 pub(crate) const VXLAN_PORT: u16 = 4789;
+/// IANA's protocol numbers.
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
@@ -107,6 +108,7 @@ fn segment(
     payload: &[u8],
 ) -> Vec<u8> {
     let mut segment = Vec::new();
+    // Offset of the checksum in each header (RFC 9293 §3.1, RFC 768, RFC 792).
     let sum_at = match kind {
         InnerProtocol::Tcp(flags) => {
             segment.extend(from.port().to_be_bytes());

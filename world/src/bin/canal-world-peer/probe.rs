@@ -11,9 +11,11 @@ use sha2::{Digest, Sha256};
 /// the end.
 const ECHO: u8 = b'e';
 const DIGEST: u8 = b'd';
-/// Timeout for connecting and for one answer.
+/// Timeout for connecting and for one answer. Far above a round trip over the links of any test
+/// that waits for an answer, whose delays are milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Number of datagrams that are sent without a pause.
+/// Number of datagrams that are sent without a pause. A pause for each datagram would take longer
+/// than the datagrams of a fast run are apart.
 const BURST: u64 = 16;
 
 /// Answers connections and datagrams of both IP families on `port` until the process is killed.
@@ -101,6 +103,7 @@ fn print_times(
         let begun = Instant::now();
         round_trip()?;
         times.push(begun.elapsed().as_micros());
+        // So that one exchange does not wait behind another.
         std::thread::sleep(Duration::from_millis(1));
     }
     times.sort_unstable();

@@ -12,7 +12,8 @@ use crate::packet::{self, InnerProtocol, VXLAN_PORT};
 
 /// `IPPROTO_RAW`: the sender writes the IP header too (raw(7)).
 const HEADER_IS_MINE: i32 = 255;
-/// Maximum number of packets in one run.
+/// Maximum number of packets in one run. It only refuses a mistyped number; a million packets take
+/// some seconds.
 const COUNT_MAX: u32 = 1_000_000;
 
 pub(crate) const USAGE: &str = "spoof from=ADDRESS:PORT to=ADDRESS:PORT [kind=syn|ack|synack|rst|udp|icmp] [count=N] [payload=TEXT] \

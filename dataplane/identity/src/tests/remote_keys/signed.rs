@@ -463,6 +463,7 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
             waited < canal_timing::deadline(Duration::from_secs(5)),
             "{error}"
         );
+        // An interval of polling.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
