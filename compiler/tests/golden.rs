@@ -9,12 +9,16 @@
 //!   GATEWAY is a Gateway's namespace and name, or an address that it requests.
 //! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an
 //!   identity `NAMESPACE/ACCOUNT` or `spiffe://…`, the address of a client without one, or `-`.
+//! - `#!> METHOD GATEWAY:PORT[,SNI] HOST TARGET [header:value …] [from=ADDRESS]` explains such a
+//!   request, and `#!> CONNECTION GATEWAY:PORT[,SNI]` a connection.
 //! - `$CERTIFICATE(NAME)` and `$KEY(NAME)` stand for a certificate for the host and its key, in
 //!   base64 of PEM.
 //! - `#jwks URI KEYS` is a key set that the controller has fetched.
 
 #[path = "golden/certificates.rs"]
 mod certificates;
+#[path = "golden/explained_arrival.rs"]
+mod explained_arrival;
 #[path = "golden/ingress.rs"]
 mod ingress;
 #[path = "golden/journey.rs"]
@@ -111,6 +115,13 @@ fn check(path: &Path) -> Vec<String> {
             case.journeys
                 .iter()
                 .map(|journey| journey::answer(ir, journey))
+                .collect(),
+        ));
+        let explained = case.explained_arrivals.iter();
+        texts.push((
+            "arrivals",
+            explained
+                .map(|arrival| explained_arrival::answer(ir, arrival))
                 .collect(),
         ));
     }
@@ -212,6 +223,8 @@ struct GoldenCase {
     questions: Vec<String>,
     /// Requests by clients outside the mesh.
     arrivals: Vec<String>,
+    /// Such requests and connections that are explained.
+    explained_arrivals: Vec<String>,
     journeys: Vec<String>,
 }
 
@@ -228,6 +241,7 @@ impl GoldenCase {
             parsed,
             questions,
             arrivals: Vec::new(),
+            explained_arrivals: Vec::new(),
             journeys: Vec::new(),
         };
         for line in own.lines() {
@@ -246,6 +260,8 @@ impl GoldenCase {
             // Gateway.
             case.journeys
                 .extend(line.strip_prefix("#! ").map(str::to_owned));
+            case.explained_arrivals
+                .extend(line.strip_prefix("#!> ").map(str::to_owned));
             case.questions
                 .extend(line.strip_prefix("#? ").map(str::to_owned));
             case.arrivals

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::certificate::ServingCertificate;
 use crate::ids::{Namespace, ObjectName, SecretKey, ServiceKey, TenantName};
+use crate::policy::ObjectKind;
 use crate::program::{HostMatch, Labels};
 
 /// Ends the name of a Gateway's service. A Service's own name is one label, so the two never clash.
@@ -61,6 +62,17 @@ pub fn is_gateway_service(key: &ServiceKey) -> bool {
     name.ends_with(GATEWAY_SUFFIX) || name.ends_with(ISTIO_GATEWAY_SUFFIX)
 }
 
+/// Returns the kind and the name of the Gateway for which a service stands; `None` if it stands for
+/// none.
+pub fn gateway_object(key: &ServiceKey) -> Option<(ObjectKind, &str)> {
+    let name = key.name.as_str();
+    if let Some(name) = name.strip_suffix(ISTIO_GATEWAY_SUFFIX) {
+        return Some((ObjectKind::IstioGateway, name));
+    }
+    let name = name.strip_suffix(GATEWAY_SUFFIX)?;
+    Some((ObjectKind::Gateway, name))
+}
+
 /// Label by which policies select the pods of a Gateway (Gateway API's GatewayInfrastructure).
 const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 /// Label by which policies select one Gateway of Istio, whatever its ingress.
@@ -69,13 +81,12 @@ const ISTIO_GATEWAY_NAME_LABEL: &str = "istio.io/gateway-name";
 /// Returns the labels by which policies select the Gateway for which a service stands; `None` if it
 /// stands for none.
 pub fn gateway_labels(key: &ServiceKey) -> Option<Labels> {
-    let name = key.name.as_str();
-    if let Some(name) = name.strip_suffix(ISTIO_GATEWAY_SUFFIX) {
+    let (kind, name) = gateway_object(key)?;
+    if kind == ObjectKind::IstioGateway {
         let own = (ISTIO_GATEWAY_NAME_LABEL, name);
         let labels = ISTIO_INGRESS_LABELS.into_iter().chain([own]);
         return Some(labels.map(|(k, v)| (k.into(), v.into())).collect());
     }
-    let name = name.strip_suffix(GATEWAY_SUFFIX)?;
     Some(Labels::from([(GATEWAY_NAME_LABEL.into(), name.into())]))
 }
 
@@ -232,6 +243,11 @@ mod tests {
         let of_istio = istio_gateway_service(&tenant, &namespace, &"web".parse().unwrap()).unwrap();
         assert_eq!(of_istio.to_string(), "alpha/shop/web.istio-gateway");
         assert!(is_gateway_service(&key) && is_gateway_service(&of_istio));
+        assert_eq!(gateway_object(&key), Some((ObjectKind::Gateway, "web")));
+        assert_eq!(
+            gateway_object(&of_istio),
+            Some((ObjectKind::IstioGateway, "web"))
+        );
         let labels = [&key, &of_istio].map(|key| gateway_labels(key).unwrap());
         assert_eq!(labels[0].len(), 1);
         assert_eq!(labels[1]["istio"], "ingressgateway");

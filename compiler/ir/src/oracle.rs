@@ -23,6 +23,7 @@ use canal_model::program::{
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_cors::CorsPolicy;
 use canal_model::route_faults::FaultPolicy;
+use canal_model::route_filters::UrlScheme;
 
 use crate::ir::Ir;
 use crate::pattern;
@@ -80,16 +81,28 @@ pub enum RoutingVerdict {
     NoRule,
 }
 
-/// Returns the routing decision that the IR defines for one request.
+/// Returns the routing decision that the IR defines for one request of a client that comes through
+/// its node, or in plaintext.
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
+    decide_by_scheme(ir, UrlScheme::Http, request)
+}
+
+/// Returns the routing decision that the IR defines for one request; the scheme is https if the
+/// gateway terminates the client's own TLS.
+pub fn decide_by_scheme(ir: &Ir, scheme: UrlScheme, request: &OracleRequest) -> RoutingVerdict {
     match find(ir, request) {
         Err(verdict) => *verdict,
-        Ok((rule, http)) => verdict_of(rule, http, request),
+        Ok((rule, http)) => verdict_of(rule, http, scheme, request),
     }
 }
 
 /// Returns the decision of a rule that matches a request by the match `http`.
-pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -> RoutingVerdict {
+pub fn verdict_of(
+    rule: &RouteRule,
+    http: &HttpMatch,
+    scheme: UrlScheme,
+    request: &OracleRequest,
+) -> RoutingVerdict {
     match &rule.action {
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),
@@ -106,7 +119,7 @@ pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -
                 rule.filters.as_deref(),
                 &http.path,
                 &sent(request),
-                request.port,
+                (scheme, request.port),
             )
             .map(Box::new),
         },
@@ -130,8 +143,18 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest, backend: usize) -> Option<For
     let RouteAction::Split(backends) = &rule.action else {
         return None;
     };
-    let of_backend = backends.get(backend)?.filters.as_deref();
-    let filters = [rule.filters.as_deref(), of_backend];
+    forwarded_by(rule, http, backends.get(backend)?, request)
+}
+
+/// Returns the request that an endpoint of a rule's backend receives after the match `http`; `None`
+/// if the gateway answers 400, because the path cannot be rewritten or gets a dot segment.
+pub fn forwarded_by(
+    rule: &RouteRule,
+    http: &HttpMatch,
+    backend: &Backend,
+    request: &OracleRequest,
+) -> Option<ForwardedRequest> {
+    let filters = [rule.filters.as_deref(), backend.filters.as_deref()];
     filters::forwarded(filters, &http.path, sent(request), pattern::substitute)
 }
 
@@ -158,6 +181,11 @@ pub fn returned(
 /// policy.
 pub fn cors(ir: &Ir, request: &OracleRequest) -> Option<OracleCors> {
     let (rule, _) = find(ir, request).ok()?;
+    cors_of(rule, request)
+}
+
+/// Returns what a rule's cross-origin policy does with a request; `None` without a policy.
+pub fn cors_of(rule: &RouteRule, request: &OracleRequest) -> Option<OracleCors> {
     let policy = rule.cors.as_deref()?;
     let headers: Vec<_> = request
         .headers
@@ -210,10 +238,20 @@ fn find<'a>(
 /// Returns the first of the `candidates` that holds. If one of `all` matches depends on the path,
 /// all of them compare the normal form.
 pub fn first_match<'a>(
-    mut all: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
+    all: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
     mut candidates: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
     request: &OracleRequest,
 ) -> Option<(&'a RouteRule, &'a HttpMatch)> {
+    let request = compared(all, request);
+    candidates.find(|(rule, http)| holds(&rule.hosts, http, &request))
+}
+
+/// Returns a request in the form in which `all` matches of its port or listener are compared with
+/// it.
+pub fn compared<'a>(
+    mut all: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
+    request: &OracleRequest,
+) -> OracleRequest {
     let mut request = request.clone();
     if all.any(|(_, http)| reads_path(&http.path)) {
         let (path, query) = match request.target.split_once('?') {
@@ -222,7 +260,7 @@ pub fn first_match<'a>(
         };
         request.target = routing_path(path) + &query;
     }
-    candidates.find(|(rule, http)| holds(&rule.hosts, http, &request))
+    request
 }
 
 /// Returns whether a match requires more of the path than that there is one.
@@ -261,27 +299,69 @@ pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload
     .collect()
 }
 
+/// A condition of a match that a request does not meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmetCondition<'a> {
+    Host,
+    Path,
+    Method(&'a str),
+    Header(&'a ValueMatch),
+    Query(&'a ValueMatch),
+}
+
 /// Returns whether all conditions of one match hold, for a rule with these hosts.
 pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> bool {
+    unmet(hosts, http, request).is_none()
+}
+
+/// Returns the first condition of one match that does not hold, for a rule with these hosts; `None`
+/// if all hold.
+pub fn unmet<'a>(
+    hosts: &[HostMatch],
+    http: &'a HttpMatch,
+    request: &OracleRequest,
+) -> Option<UnmetCondition<'a>> {
     let (path, query) = request
         .target
         .split_once('?')
         .unwrap_or((&request.target, ""));
     let host = normal_host(&request.host);
-    (hosts.is_empty() || hosts.iter().any(|written| host_holds(written, &host)))
-        && path_holds(&http.path, path)
-        && http
-            .method
-            .as_ref()
-            .is_none_or(|method| *method == request.method)
-        && http
-            .headers
-            .iter()
-            .all(|header| text_holds(header, header_value(request, &header.name).as_deref()))
-        && http
-            .query
-            .iter()
-            .all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
+    if !hosts.is_empty() && !hosts.iter().any(|written| host_holds(written, &host)) {
+        return Some(UnmetCondition::Host);
+    }
+    if !path_holds(&http.path, path) {
+        return Some(UnmetCondition::Path);
+    }
+    let method = http.method.as_deref();
+    if let Some(method) = method.filter(|method| *method != request.method) {
+        return Some(UnmetCondition::Method(method));
+    }
+    let header = http.headers.iter().find(|header| {
+        let value = header_value(request, &header.name);
+        !text_holds(header, value.as_deref())
+    });
+    let parameter = || {
+        let mut parameters = http.query.iter();
+        parameters.find(|it| !text_holds(it, query_value(query, &it.name)))
+    };
+    header
+        .map(UnmetCondition::Header)
+        .or_else(|| parameter().map(UnmetCondition::Query))
+}
+
+/// Returns the value of a request that a condition on a header or a query parameter is compared
+/// with; `None` if the request has none.
+pub fn compared_value(condition: UnmetCondition<'_>, request: &OracleRequest) -> Option<String> {
+    match condition {
+        UnmetCondition::Host => Some(normal_host(&request.host)),
+        UnmetCondition::Path => request.target.split('?').next().map(str::to_owned),
+        UnmetCondition::Method(_) => Some(request.method.clone()),
+        UnmetCondition::Header(header) => header_value(request, &header.name),
+        UnmetCondition::Query(parameter) => {
+            let (_, query) = request.target.split_once('?').unwrap_or_default();
+            query_value(query, &parameter.name).map(str::to_owned)
+        }
+    }
 }
 
 pub fn normal_host(host: &str) -> String {

@@ -30,6 +30,7 @@ use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
+use canal_model::route_filters::UrlScheme;
 
 use crate::ir::Ir;
 use crate::ir_ingress::{GatewayIr, ListenerIr};
@@ -69,6 +70,16 @@ pub enum ArrivalTransport<'a> {
     Plaintext,
     /// TLS with this server name (SNI), if the client sends one.
     Tls(Option<&'a str>),
+}
+
+impl ArrivalTransport<'_> {
+    /// Returns the scheme of the requests on such a connection.
+    pub fn scheme(&self) -> UrlScheme {
+        match self {
+            Self::Plaintext => UrlScheme::Http,
+            Self::Tls(_) => UrlScheme::Https,
+        }
+    }
 }
 
 /// Returns the Gateway that has an address, if a Gateway requests it.
@@ -122,7 +133,7 @@ pub fn decide(
     IngressVerdict::Routed {
         listener: chosen.listener.name.clone(),
         verdict: match deciding_rule(gateway, chosen, &host, request) {
-            Some((rule, http)) => verdict_of(rule, http, request),
+            Some((rule, http)) => verdict_of(rule, http, transport.scheme(), request),
             None => RoutingVerdict::NoRule,
         },
     }
@@ -141,7 +152,7 @@ pub fn validation_of<'a>(
 }
 
 /// Returns the protocol of a port.
-pub(crate) fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
+pub fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
     let listeners = gateway.listeners.iter().map(|it| &it.listener);
     let served = listeners.filter(|it| {
         let is_served = !matches!(it.protocol, ListenerProtocol::Other(_));
@@ -153,11 +164,7 @@ pub(crate) fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerPro
 }
 
 /// Returns the listener of a port with the most specific host that matches a name.
-pub(crate) fn listener_for<'a>(
-    gateway: &'a GatewayIr,
-    port: u16,
-    name: &str,
-) -> Option<&'a ListenerIr> {
+pub fn listener_for<'a>(gateway: &'a GatewayIr, port: u16, name: &str) -> Option<&'a ListenerIr> {
     let listeners = gateway.listeners.iter();
     let matching =
         listeners.filter(|it| it.listener.port == port && is_for(it.listener.host.as_ref(), name));
@@ -172,7 +179,7 @@ fn is_for(written: Option<&HostMatch>, host: &str) -> bool {
     written.is_none_or(|written| host_holds(written, host))
 }
 
-pub(crate) fn deciding_rule<'a>(
+pub fn deciding_rule<'a>(
     gateway: &'a GatewayIr,
     listener: &'a ListenerIr,
     host: &str,

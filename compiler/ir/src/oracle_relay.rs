@@ -98,7 +98,7 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
         listener: own.listener.name.clone(),
         is_terminated,
         verdict: match deciding_rule(gateway, own, &name, &connection) {
-            Some((rule, http)) => verdict_of(rule, http, &connection),
+            Some((rule, http)) => verdict_of(rule, http, transport.scheme(), &connection),
             None => RoutingVerdict::NoRule,
         },
     }

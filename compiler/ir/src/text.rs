@@ -4,6 +4,8 @@
 use std::fmt::Display;
 
 use canal_model::client_validation::ClientValidation;
+use canal_model::ids::ServiceKey;
+use canal_model::ingress::gateway_object;
 use canal_model::load_balancing::{HashKey, HashTableKind, LoadBalancer, PortLoadBalancer};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
@@ -98,7 +100,7 @@ fn address(address: &GatewayAddress) -> String {
 }
 
 /// The text names no certificate: its digest would change with each test.
-pub(crate) fn client_validation(validation: &ClientValidation) -> String {
+pub fn client_validation(validation: &ClientValidation) -> String {
     let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
     let listeners: Vec<String> = validation.listeners.iter().cloned().collect();
     let of = match listeners.as_slice() {
@@ -143,6 +145,14 @@ fn ingress(gateway: &IngressGateway) -> String {
         }
     }
     text
+}
+
+/// Formats the Gateway for which a service stands, by its kind, namespace and name.
+pub fn gateway(service: &ServiceKey) -> String {
+    match gateway_object(service) {
+        Some((kind, name)) => format!("{} {}/{name}", kind.as_str(), service.namespace),
+        None => service.to_string(),
+    }
 }
 
 fn route_object(route: &RouteObject) -> String {
@@ -421,13 +431,18 @@ pub fn host(host: Option<&HostMatch>) -> String {
     }
 }
 
-pub fn http_match(http: &HttpMatch) -> String {
-    let mut parts = vec![match &http.path {
+/// Formats a condition on the path.
+pub fn path_match(path: &PathMatch) -> String {
+    match path {
         PathMatch::Exact(path) => format!("path = {path:?}"),
         PathMatch::ElementPrefix(path) => format!("path under {path:?}"),
         PathMatch::StringPrefix(path) => format!("path from {path:?}"),
         PathMatch::Regex(pattern) => format!("path ~ {pattern:?}"),
-    }];
+    }
+}
+
+pub fn http_match(http: &HttpMatch) -> String {
+    let mut parts = vec![path_match(&http.path)];
     parts.extend(
         http.method
             .iter()
@@ -446,7 +461,8 @@ pub fn http_match(http: &HttpMatch) -> String {
     parts.join(", ")
 }
 
-fn condition(what: &str, condition: &ValueMatch) -> String {
+/// Formats a condition on a header or a query parameter, which `what` names.
+pub fn condition(what: &str, condition: &ValueMatch) -> String {
     let name = &condition.name;
     match &condition.value {
         TextMatch::Exact(value) => format!("{what} {name} = {value:?}"),
@@ -694,7 +710,8 @@ pub fn subset_suffix(subset: &Labels) -> String {
     }
 }
 
-fn backend(backend: &Backend) -> String {
+/// Formats a backend with its weight.
+pub fn backend(backend: &Backend) -> String {
     let weight = backend.weight;
     match &backend.target {
         BackendTarget::Service {

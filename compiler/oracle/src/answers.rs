@@ -21,18 +21,19 @@ pub struct OracleAnswer {
     pub body: Vec<u8>,
 }
 
-/// Returns the answer to a plaintext request whose path `matched` holds for; `None` means 400.
-/// `dialled` is the service's port.
+/// Returns the answer to a request whose path `matched` holds for; `None` means 400. `scheme` and
+/// `dialled` are those of the client's connection: https if the gateway terminates its TLS, and the
+/// service's port.
 pub fn answer(
     answer: &RouteAnswer,
     filters: Option<&RouteFilters>,
     matched: &PathMatch,
     sent: &ForwardedRequest,
-    dialled: u16,
+    (scheme, dialled): (UrlScheme, u16),
 ) -> Option<OracleAnswer> {
     let (mut headers, body) = match answer {
         RouteAnswer::Redirect(redirect) => {
-            let location = location(redirect, matched, sent, dialled)?;
+            let location = location(redirect, matched, sent, (scheme, dialled))?;
             (vec![("location".to_owned(), location)], Vec::new())
         }
         RouteAnswer::Direct(direct) if direct.body.is_empty() => (Vec::new(), Vec::new()),
@@ -60,10 +61,8 @@ fn location(
     redirect: &UrlRedirect,
     matched: &PathMatch,
     sent: &ForwardedRequest,
-    dialled: u16,
+    (sent_scheme, dialled): (UrlScheme, u16),
 ) -> Option<String> {
-    // The oracle answers plaintext requests only.
-    let sent_scheme = UrlScheme::Http;
     let scheme = redirect.scheme.unwrap_or(sent_scheme);
     let (sent_host, sent_port) = split_port(&sent.host);
     let host = redirect.host.as_deref().unwrap_or(sent_host);

@@ -25,6 +25,7 @@ use canal_model::authorization::{
     PeerAuthentication, PeerMode, PolicyKey, PolicyRule, PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
+use canal_model::ingress::gateway_labels;
 use canal_model::program::{Labels, PolicyPaths};
 
 /// One value of an attribute.
@@ -113,6 +114,19 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
                 && wanted_labels.iter().all(|(k, v)| labels.get(k) == Some(v))
         }),
     }
+}
+
+/// Returns whether a policy with this target applies to the clients of the Gateway for which a
+/// service stands. As a workload is, a Gateway is in its namespace, and has labels that select it.
+pub fn is_for_gateway(target: &PolicyTarget, service: &ServiceKey) -> bool {
+    let Some(labels) = gateway_labels(service) else {
+        return false;
+    };
+    let gateway = OracleDestination {
+        workload: Some((&service.namespace, &labels)),
+        service: Some(service),
+    };
+    is_for(target, &gateway)
 }
 
 /// Returns whether a policy with this target authorizes the requests to a service that a gateway

@@ -9,5 +9,6 @@ pub mod authorization;
 pub mod cors;
 pub mod faults;
 pub mod filters;
+pub mod forwarded_client;
 pub mod load_balancing;
 pub mod mirrors;

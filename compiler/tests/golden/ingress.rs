@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
+use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{
     ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of, validation_of,
@@ -34,20 +35,7 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         Some((gateway, name)) => (gateway, ArrivalTransport::Tls(Some(name))),
     };
     let (gateway, port) = gateway.rsplit_once(':').unwrap();
-    // A Gateway is named by its address or by its name.
-    let found = match gateway.parse::<IpAddr>() {
-        Ok(address) => gateway_at(ir, address),
-        Err(_) => {
-            let (service, gateway) = match gateway.strip_prefix("istio:") {
-                Some(gateway) => (istio_gateway_service as ServiceFn, gateway),
-                None => (gateway_service as ServiceFn, gateway),
-            };
-            let (namespace, name) = gateway.split_once('/').unwrap();
-            let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
-            gateway_of(ir, &service(&ir.tenant.name, &namespace, &name).unwrap())
-        }
-    };
-    let Some(found) = found else {
+    let Some(found) = gateway_named(ir, gateway) else {
         return format!("{arrival}\n  => no such Gateway\n");
     };
     let port = port.parse().unwrap();
@@ -86,6 +74,20 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         }
     };
     format!("{arrival}\n  => {verdict}\n")
+}
+
+/// Returns the Gateway with an address or a name.
+pub(crate) fn gateway_named<'a>(ir: &'a Ir, gateway: &str) -> Option<&'a GatewayIr> {
+    if let Ok(address) = gateway.parse::<IpAddr>() {
+        return gateway_at(ir, address);
+    }
+    let (service, gateway) = match gateway.strip_prefix("istio:") {
+        Some(gateway) => (istio_gateway_service as ServiceFn, gateway),
+        None => (gateway_service as ServiceFn, gateway),
+    };
+    let (namespace, name) = gateway.split_once('/').unwrap();
+    let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
+    gateway_of(ir, &service(&ir.tenant.name, &namespace, &name).unwrap())
 }
 
 fn relay_text(ir: &Ir, verdict: RelayVerdict) -> String {

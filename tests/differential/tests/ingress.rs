@@ -89,7 +89,7 @@ spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80
 ";
 
 /// Returns the objects of a tenant: a Gateway with some listeners, and some routes on them.
-fn objects(draw: &mut Draw, certificate: &str) -> String {
+pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
     let mut text = PARENTS.to_owned()
         + certificate
         + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
@@ -192,7 +192,7 @@ pub(crate) fn certificate() -> String {
 }
 
 /// Returns a Secret with the authorities of clients, for servers of a Gateway of Istio.
-fn authorities() -> String {
+pub(crate) fn authorities() -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -224,7 +224,7 @@ fn validation_served(
 }
 
 /// Returns what a replica does with a request: the rule, a status, or the end of the connection.
-fn served(
+pub(crate) fn served(
     snapshot: &Snapshot,
     key: &ServiceKey,
     transport: ArrivalTransport<'_>,
@@ -269,7 +269,7 @@ fn served(
 }
 
 /// Returns what the oracle says that a replica does with a request.
-fn expected(
+pub(crate) fn expected(
     gateway: &GatewayIr,
     transport: ArrivalTransport<'_>,
     request: &OracleRequest,
@@ -378,7 +378,7 @@ fn listeners_route_as_the_oracle_says() {
 }
 
 /// Returns the objects of a tenant: a Gateway of Istio with some servers, and VirtualServices.
-fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
+pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
     let mut text = PARENTS.to_owned()
         + certificate
         + "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\

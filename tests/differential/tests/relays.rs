@@ -18,7 +18,7 @@ const TENANTS: u64 = if cfg!(debug_assertions) { 500 } else { 5_000 };
 const PORTS: [u16; 3] = [443, 5432, 9090];
 
 /// Returns the objects of a tenant: a Gateway whose listeners mostly relay, and routes on them.
-fn objects(draw: &mut Draw, certificate: &str) -> String {
+pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
     let mut text = PARENTS.to_owned()
         + certificate
         + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
@@ -76,7 +76,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
 
 /// Returns what a replica does with a connection: how it relays it and by which rule, or how it ends
 /// it.
-fn served(
+pub(crate) fn served(
     snapshot: &Snapshot,
     key: &ServiceKey,
     transport: ArrivalTransport<'_>,
@@ -130,7 +130,7 @@ fn served(
 }
 
 /// Returns what the oracle says that a replica does with a connection.
-fn expected(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -> String {
+pub(crate) fn expected(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -> String {
     let is_tcp = |gateway: &GatewayIr| {
         let of_port = gateway.ports().get(&port).map(ToString::to_string);
         of_port.as_deref() == Some("TCP")
@@ -225,7 +225,7 @@ impl ConnectionCounts {
 
 /// Returns the objects of a tenant: a Gateway of Istio with some servers, and VirtualServices with
 /// rules of each kind.
-fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
+pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
     let mut text = PARENTS.to_owned()
         + certificate
         + "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\

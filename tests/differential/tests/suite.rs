@@ -4,6 +4,7 @@
 mod attempts;
 mod cases;
 mod cors;
+mod explained_arrivals;
 mod faults;
 mod generated;
 mod guarded;

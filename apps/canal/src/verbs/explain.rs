@@ -1,5 +1,7 @@
-//! `canal explain`: what happens to a request, hop by hop, and which policy decides. It evaluates
-//! the compiler's oracle and sends no request. Start at [`run`].
+//! `canal explain`: what happens to a request, hop by hop, which rule and which policy decide, and why
+//! the others do not. It evaluates the compiler's oracle and sends no request. Start at [`run`].
+
+mod arrival;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +12,8 @@ use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
 use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_explain::{
-    EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain,
+    EnforcementPoint, Explanation, HopDecision, HopExplanation, MatchStanding, MatchTrace,
+    RequestDescription, explain,
 };
 use canal_model::identity::Identity;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -26,34 +29,61 @@ use crate::files;
 use crate::output::{self, OutputArgs};
 use crate::tenant;
 
-/// Explains which route and which policy decide about a request
+/// Explains which route and which policy decide about a request, inside the mesh or to a Gateway
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "A request inside the mesh is named by --from and --to. A request of a client outside the mesh is named
+by its URL, as curl names it, and by the Gateway at which it arrives. tls://HOST and tcp://HOST:PORT are
+connections whose bytes the Gateway relays.
+
+Examples:
   canal explain --tenant alpha --from front/caller --to shop/web:80 --method POST --path /items
   canal explain -f policies/ --from front/caller --to shop/cache:6379         # without a controller
   canal explain -f policies/ --from 10.1.0.3 --to shop/web:80 --direct        # plaintext, straight to the pods
-  canal explain -f policies/ --from - --to shop/web:443 --sni shop.example.com --header x-a=1 -o json")]
+  canal explain -f policies/ --from - --to shop/web:443 --sni shop.example.com --header x-a=1 -o json
+  canal explain https://shop.example.com/cart --gateway infra/public --from-ip 203.0.113.7
+  canal explain https://192.0.2.7/ --sni shop.example.com --host shop.example.com -X POST -H x-a:1
+  canal explain tls://db.example.com --gateway infra/public --listener postgres"
+)]
 pub(crate) struct ExplainArgs {
+    /// URL that a client outside the mesh requests from a Gateway, instead of --from and --to
+    #[arg(value_name = "URL", conflicts_with_all = ["from", "to", "path", "direct"])]
+    url: Option<String>,
     /// The client: namespace/account, spiffe://…, an address of a client without identity, or `-`
-    #[arg(long, value_name = "WHO", allow_hyphen_values = true)]
-    from: String,
+    #[arg(
+        long,
+        value_name = "WHO",
+        allow_hyphen_values = true,
+        required_unless_present = "url"
+    )]
+    from: Option<String>,
     /// The service: namespace/service:port, or service:port in namespace `default`
-    #[arg(long, value_name = "SERVICE:PORT")]
-    to: String,
+    #[arg(long, value_name = "SERVICE:PORT", required_unless_present = "url")]
+    to: Option<String>,
+    /// Gateway of the URL, as namespace/name; with its kind in front if two have the name [default: the
+    /// one with the URL's address, or the only one]
+    #[arg(long, value_name = "GATEWAY", requires = "url")]
+    gateway: Option<String>,
+    /// Listener of the Gateway whose port the client dials [default: the URL's port]
+    #[arg(long, value_name = "NAME", requires = "url")]
+    listener: Option<String>,
+    /// The client presents a certificate of the listener's authorities
+    #[arg(long, requires = "url")]
+    client_certificate: bool,
     /// Files or directories of the tenant's objects, instead of the controller's; `-` is stdin
     #[arg(short, long = "filename", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// HTTP method
-    #[arg(long, default_value = "GET")]
+    #[arg(short = 'X', long, default_value = "GET")]
     method: String,
     /// Path and query, as sent
     #[arg(long, default_value = "/")]
     path: String,
-    /// Host or :authority [default: the service's name]
+    /// Host or :authority [default: the URL's host, or the service's name]
     #[arg(long)]
     host: Option<String>,
-    /// Header of the request; may be repeated
-    #[arg(long = "header", value_name = "NAME=VALUE")]
+    /// Header of the request, also as `NAME: VALUE`; may be repeated
+    #[arg(short = 'H', long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
     /// Claims of a JWT with a valid signature, as JSON
     #[arg(long, value_name = "JSON")]
@@ -61,7 +91,7 @@ pub(crate) struct ExplainArgs {
     /// Address of the client [default: that of a pod with the identity]
     #[arg(long, value_name = "ADDRESS")]
     from_ip: Option<IpAddr>,
-    /// Server name of TLS that ends at the gateway
+    /// Server name of the client's TLS; empty for none [default: the URL's host]
     #[arg(long, value_name = "NAME")]
     sni: Option<String>,
     /// Directly to the pods, without gateways
@@ -88,11 +118,20 @@ pub(crate) async fn run(args: ExplainArgs) -> Done {
         offline(&args)?
     };
     let ir = compiled(&explanation)?;
-    let journey = journey(&args, &ir)?;
-    if !ir.services.contains_key(&journey.request.service) {
+    let lines = |text: String| text.lines().map(str::to_owned).collect();
+    if let Some(url) = &args.url {
+        let explained = arrival::explain_url(&args, &ir, url)?;
+        return output::print(
+            args.output.format,
+            &arrival::format_arrival(&explained),
+            || lines(explained.to_string()),
+        );
+    }
+    let request = describe(&args, &ir)?;
+    if !ir.services.contains_key(&request.request.service) {
         let what = format!(
             "there is no Service {}/{}",
-            journey.request.service.namespace, journey.request.service.name
+            request.request.service.namespace, request.request.service.name
         );
         return Err(VerbError::new(
             ExitStatus::Missing,
@@ -101,9 +140,9 @@ pub(crate) async fn run(args: ExplainArgs) -> Done {
             "name one that `canal get services` lists",
         ));
     }
-    let explained = explain(&ir, &journey);
-    output::print(args.output.format, &value(&explained), || {
-        explained.to_string().lines().map(str::to_owned).collect()
+    let explained = explain(&ir, &request);
+    output::print(args.output.format, &format_explanation(&explained), || {
+        lines(explained.to_string())
     })
 }
 
@@ -237,15 +276,18 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
 /// A key set in the form in which it could be fetched. No token is verified here.
 const PLACEHOLDER_JWKS: &str = r#"{"keys":[{"kty":"EC"}]}"#;
 
-fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
+fn describe(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     let usage =
         |place: &str, what: String, fix: &str| VerbError::new(ExitStatus::Usage, place, what, fix);
+    // The command line is refused without both, unless it has a URL.
+    let (from, to) = (args.from.as_deref(), args.to.as_deref());
+    let (from, to) = (from.unwrap_or_default(), to.unwrap_or_default());
     // A missing port reads as empty, which the parser below refuses.
-    let (name, port) = args.to.rsplit_once(':').unwrap_or((&args.to, ""));
+    let (name, port) = to.rsplit_once(':').unwrap_or((to, ""));
     let fix = "write namespace/service:port";
     let port: u16 = port
         .parse()
-        .map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
+        .map_err(|_| usage("--to", format!("{to:?} has no port"), fix))?;
     // As with kubectl, a name without a namespace is in `default`.
     let full = if name.contains('/') {
         name.to_owned()
@@ -255,30 +297,9 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     let service: ServiceKey = format!("{}/{full}", ir.tenant.name)
         .parse()
         .map_err(|problem| usage("--to", format!("{problem}"), fix))?;
-    let mut headers = Vec::new();
-    for header in &args.headers {
-        let Some((name, value)) = header.split_once('=') else {
-            return Err(usage(
-                "--header",
-                format!("{header:?} has no value"),
-                "write name=value",
-            ));
-        };
-        headers.push((name.to_owned(), value.to_owned()));
-    }
-    let claims = args
-        .jwt_claims
-        .as_deref()
-        .map(serde_json::from_str::<Value>)
-        .transpose();
-    let claims = claims.map_err(|problem| {
-        usage(
-            "--jwt-claims",
-            problem.to_string(),
-            "write JSON, as '{\"iss\":\"https://i\",\"sub\":\"u\"}'",
-        )
-    })?;
-    let (identity, address) = parse_client(&args.from, ir)?;
+    let headers = parse_headers(args)?;
+    let claims = parse_claims(args)?;
+    let (identity, address) = parse_client(from, ir)?;
     // Without --host, the client requests the service by its short name, as in `http://cart`.
     let host = args
         .host
@@ -299,8 +320,36 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
         direct: args.direct,
         request,
         claims,
-        server_name: args.sni.clone(),
+        server_name: args.sni.clone().filter(|name| !name.is_empty()),
     })
+}
+
+/// Returns the headers, each written as `NAME=VALUE` or, as for curl, as `NAME: VALUE`.
+fn parse_headers(args: &ExplainArgs) -> Done<Vec<(String, String)>> {
+    let parsed = args.headers.iter().map(|header| {
+        let Some((name, value)) = header.split_once(['=', ':']) else {
+            let what = format!("{header:?} has no value");
+            let fix = "write name=value";
+            return Err(VerbError::new(ExitStatus::Usage, "--header", what, fix));
+        };
+        let value = match header[name.len()..].starts_with(':') {
+            true => value.trim_start(),
+            false => value,
+        };
+        Ok((name.to_owned(), value.to_owned()))
+    });
+    parsed.collect()
+}
+
+fn parse_claims(args: &ExplainArgs) -> Done<Option<Value>> {
+    let claims = args.jwt_claims.as_deref();
+    claims
+        .map(serde_json::from_str::<Value>)
+        .transpose()
+        .map_err(|problem| {
+            let fix = "write JSON, as '{\"iss\":\"https://i\",\"sub\":\"u\"}'";
+            VerbError::new(ExitStatus::Usage, "--jwt-claims", problem.to_string(), fix)
+        })
 }
 
 /// Returns an identity, or the address of a client without one.
@@ -328,21 +377,36 @@ fn parse_client(from: &str, ir: &Ir) -> Done<(Option<Identity>, Option<IpAddr>)>
     Ok((Some(id), None))
 }
 
-fn value(explained: &Explanation) -> Value {
+fn format_explanation(explained: &Explanation) -> Value {
     let refusals = explained
         .refusals
         .iter()
         .map(|(target, reason)| json!({ "target": target.to_string(), "why": reason.to_string() }));
     json!({
         "route": explained.route,
+        "matches": explained.matches.iter().map(format_match).collect::<Vec<_>>(),
         "path": explained.path.as_ref().map(ToString::to_string),
         "refusals": refusals.collect::<Vec<_>>(),
         "passes": explained.passes(),
-        "steps": explained.steps.iter().map(step).collect::<Vec<_>>(),
+        "steps": explained.steps.iter().map(format_step).collect::<Vec<_>>(),
     })
 }
 
-fn step(step: &HopExplanation) -> Value {
+fn format_match(trace: &MatchTrace) -> Value {
+    let (standing, why) = match &trace.standing {
+        MatchStanding::Decides => ("decides", ""),
+        MatchStanding::Unmet(why) => ("unmet", why.as_str()),
+        MatchStanding::Later(why) => ("later", why.as_str()),
+    };
+    json!({
+        "rule": trace.rule.to_string(),
+        "conditions": trace.conditions,
+        "standing": standing,
+        "why": why,
+    })
+}
+
+fn format_step(step: &HopExplanation) -> Value {
     let hop = match step.hop {
         EnforcementPoint::Gateway => "gateway",
         EnforcementPoint::Node => "node",
