@@ -11,3 +11,4 @@ pub mod faults;
 pub mod filters;
 pub mod load_balancing;
 pub mod mirrors;
+pub mod route_authorizers;
