@@ -8,6 +8,9 @@ use canal_compiler::limits::*;
 use canal_compiler::{CompileOutput, compile};
 use canal_model::authorization::*;
 use canal_model::program::Resource;
+use canal_model::route_authorizer::{
+    ROUTE_AUTHORIZER_HEADERS_MAX, ROUTE_AUTHORIZER_PATH_BYTES_MAX,
+};
 use canal_model::trust::{IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX};
 
 use crate::parsed_tenant::{ParsedTenant, assert_decodes};
@@ -550,6 +553,40 @@ fn targets_have_unique_names() {
             "target-2.of-long-name"
         ]
     );
+}
+
+#[test]
+fn lists_of_a_route_authorizer() {
+    let yaml = |headers: usize, path: usize, body: u32| {
+        let headers: Vec<String> = (0..headers).map(|number| format!("x-{number}")).collect();
+        let (headers, path) = (headers.join(", "), "a".repeat(path - 1));
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r}}\nspec:\n  \
+             parentRefs: [{{group: '', kind: Service, name: web}}]\n  \
+             rules: [{{filters: [{{type: ExternalAuth, externalAuth: {{protocol: HTTP, backendRef: {{name: web, port: 80}}, \
+             http: {{path: /{path}, allowedHeaders: [{headers}], allowedResponseHeaders: [{headers}]}}, forwardBody: {{maxSize: {body}}}}}}}], \
+             backendRefs: [{{name: web, port: 80}}]}}]\n"
+        )
+    };
+    let (headers, path, body) = (
+        ROUTE_AUTHORIZER_HEADERS_MAX,
+        ROUTE_AUTHORIZER_PATH_BYTES_MAX,
+        AUTHORIZER_BODY_BYTES_MAX,
+    );
+    let most = output(&yaml(headers, path, body));
+    assert_eq!(most.diagnostics, []);
+    for (beyond, problem) in [
+        (yaml(headers + 1, path, body), "more than 64 headers"),
+        (yaml(headers, path + 1, body), "more than 1024 bytes"),
+        (yaml(headers, path, body + 1), "not from 0 to 65536"),
+    ] {
+        let refused = output(&beyond);
+        assert_eq!(refused.diagnostics.len(), 1, "{problem}");
+        assert!(
+            refused.diagnostics[0].problem.contains(problem),
+            "{problem}"
+        );
+    }
 }
 
 #[test]

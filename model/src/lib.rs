@@ -21,6 +21,7 @@ pub mod principal;
 pub mod program;
 pub mod request_fraction;
 pub mod route_attempts;
+pub mod route_authorizer;
 pub mod route_cors;
 pub mod route_faults;
 pub mod route_filters;

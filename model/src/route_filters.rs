@@ -4,6 +4,8 @@
 //! Gateway API: `RequestHeaderModifier`, `ResponseHeaderModifier`, `URLRewrite`, `RequestRedirect`.
 //! Istio: `headers`, `rewrite`, `redirect`, `directResponse`.
 
+use crate::route_authorizer::RouteAuthorizer;
+
 /// Headers that the gateway sets itself, or that frame a message or manage a connection. No route,
 /// policy or authorizer changes them in a request.
 pub const PROTECTED_REQUEST_HEADERS: [&str; 18] = [
@@ -51,6 +53,8 @@ pub struct RouteFilters {
     pub request_headers: HeaderModifier,
     pub response_headers: HeaderModifier,
     pub rewrite: UrlRewrite,
+    /// Authorizer that checks each request. The filters of a backend have none.
+    pub authorizer: Option<Box<RouteAuthorizer>>,
 }
 
 impl RouteFilters {

@@ -18,6 +18,7 @@ pub mod parts;
 pub mod refused;
 mod route_answers;
 mod route_attempts;
+mod route_authorizer;
 mod route_cors;
 mod route_faults;
 mod route_filters;

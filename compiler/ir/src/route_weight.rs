@@ -10,6 +10,7 @@ use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
@@ -165,10 +166,29 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
             + STATES_FACTOR * states
             + AUTOMATON_BYTES
     });
+    let authorizer = filters.authorizer.as_deref().map_or(0, authorizer_bytes);
     regex
+        + authorizer
         + field_bytes(host + path)
         + modifier(&filters.request_headers)
         + modifier(&filters.response_headers)
+}
+
+fn authorizer_bytes(authorizer: &RouteAuthorizer) -> u64 {
+    let names = |names: &[String]| {
+        names
+            .iter()
+            .map(|name| field_bytes(name.len()))
+            .sum::<u64>()
+    };
+    let of_protocol = match &authorizer.protocol {
+        RouteAuthorizerProtocol::Grpc => 0,
+        RouteAuthorizerProtocol::Http {
+            path_prefix,
+            response_headers,
+        } => field_bytes(path_prefix.len()) + names(response_headers),
+    };
+    BACKEND_BYTES + names(&authorizer.headers) + of_protocol
 }
 
 fn attempt_bytes(attempts: &AttemptPolicy) -> u64 {

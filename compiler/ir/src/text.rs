@@ -18,6 +18,7 @@ use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
 };
+use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use canal_model::route_cors::{CorsDialect, CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{
@@ -487,7 +488,8 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     let Some(filters) = filters else {
         return String::new();
     };
-    let mut text = header_changes("request", &filters.request_headers);
+    let mut text = authorizer(filters.authorizer.as_deref());
+    text += &header_changes("request", &filters.request_headers);
     text += &header_changes("response", &filters.response_headers);
     if let Some(host) = &filters.rewrite.host {
         text += &format!(", host becomes {host:?}");
@@ -497,6 +499,40 @@ fn filters(filters: Option<&RouteFilters>) -> String {
         text += &format!(", what {pattern:?} matches in the path becomes {substitution:?}");
     }
     text + &path_change(filters.rewrite.path.as_ref())
+}
+
+/// Formats the authorizer of a rule, with a comma before it; returns an empty text for none.
+fn authorizer(authorizer: Option<&RouteAuthorizer>) -> String {
+    let Some(authorizer) = authorizer else {
+        return String::new();
+    };
+    let RouteAuthorizer {
+        service,
+        port,
+        protocol,
+        headers,
+        body_bytes,
+    } = authorizer;
+    let server = format!("{}/{}:{port}", service.namespace, service.name);
+    let list = |of: &str, names: &[String]| match names {
+        [] => String::new(),
+        names => format!(" with {of} headers {}", names.join(" ")),
+    };
+    let mut text = match protocol {
+        RouteAuthorizerProtocol::Grpc => format!(", checked by {server} over gRPC"),
+        RouteAuthorizerProtocol::Http {
+            path_prefix,
+            response_headers,
+        } => {
+            let listed = list("response", response_headers);
+            format!(", checked by {server} over HTTP below {path_prefix:?}{listed}")
+        }
+    };
+    text += &list("request", headers);
+    if *body_bytes > 0 {
+        text += &format!(" and bodies of {body_bytes} bytes");
+    }
+    text
 }
 
 fn header_changes(of: &str, headers: &HeaderModifier) -> String {

@@ -12,3 +12,4 @@ pub mod filters;
 pub mod forwarded_client;
 pub mod load_balancing;
 pub mod mirrors;
+pub mod route_authorizers;

@@ -24,7 +24,7 @@ pub(super) fn add_http(
         let mut modifiers = Vec::new();
         for (at, filter) in written.iter().enumerate() {
             match filter.kind.as_str() {
-                "RequestRedirect" | "CORS" => {
+                "RequestRedirect" | "CORS" | "ExternalAuth" => {
                     let problem = format!(
                         "a filter of type {} for one backend is not supported in this version",
                         filter.kind

@@ -19,6 +19,7 @@ mod offload_preference;
 mod relay_route;
 mod route_answers;
 mod route_attempts;
+mod route_authorizers;
 mod route_cors;
 mod route_effects;
 mod route_faults;

@@ -10,7 +10,9 @@ use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::RouteFilters;
 
 use super::route_fields::{FieldIssue, RuleContext};
-use super::{route_attempts, route_cors, route_faults, route_filters, route_mirrors};
+use super::{
+    route_attempts, route_authorizers, route_cors, route_faults, route_filters, route_mirrors,
+};
 
 /// The effects of one written rule.
 pub(super) struct RouteEffects {
@@ -33,14 +35,19 @@ impl RouteEffects {
         }
     }
 
-    /// `resolve` finds the Service of a mirror.
+    /// `resolve` finds the Service of a mirror, and of an authorizer.
     pub(super) fn of_http_route(
         written: &HttpRule,
         resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
         rule: &mut RuleContext<'_>,
     ) -> Self {
+        let mut filters = route_filters::of_http_route(&written.filters, &written.matches, rule);
+        if let Some(authorizer) = route_authorizers::of_http_route(written, resolve, rule) {
+            let filters: &mut Box<_> = filters.get_or_insert_default();
+            filters.authorizer = Some(authorizer);
+        }
         Self {
-            filters: route_filters::of_http_route(&written.filters, &written.matches, rule),
+            filters,
             attempts: route_attempts::of_http_route(written, rule),
             // Gateway API has no faults.
             faults: None,

@@ -80,6 +80,7 @@ pub(super) fn of_filters(
             request_redirect,
             cors,
             request_mirror,
+            external_auth,
         } = filter;
         match (
             kind.as_str(),
@@ -89,29 +90,32 @@ pub(super) fn of_filters(
             request_redirect,
             cors,
             request_mirror,
+            external_auth,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None, None, None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None, None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None, None, None, None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None, None, None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite), None, None, None) => {
+            ("URLRewrite", None, None, Some(rewrite), None, None, None, None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
             // A copy of the request; `route_mirrors` resolves it.
-            ("RequestMirror", None, None, None, None, None, Some(_)) => {}
+            ("RequestMirror", None, None, None, None, None, Some(_), None) => {}
             // An answer of the gateway; `route_answers` resolves it.
-            ("RequestRedirect", None, None, None, Some(_), None, None) => {}
+            ("RequestRedirect", None, None, None, Some(_), None, None, None) => {}
             // The answer to preflights; `route_cors` resolves it.
-            ("CORS", None, None, None, None, Some(_), None) => {}
+            ("CORS", None, None, None, None, Some(_), None, None) => {}
+            // An authorizer; `route_authorizers` resolves it.
+            ("ExternalAuth", None, None, None, None, None, None, Some(_)) => {}
             // The source reports the field of these filters too.
-            ("ExternalAuth" | "ExtensionRef", ..) => {
+            ("ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
                     field,
@@ -250,7 +254,7 @@ pub(super) fn add_headers(
 }
 
 /// Returns the filters of a rule with this action. A rule that refuses its requests changes nothing
-/// in them, and an answer of the gateway has only response headers.
+/// in them, and an answer of the gateway has only response headers and an authorizer.
 pub(super) fn of_action(
     filters: Option<&RouteFilters>,
     action: &RouteAction,
@@ -260,6 +264,7 @@ pub(super) fn of_action(
         RouteAction::Split(_) => boxed(filters.clone()),
         RouteAction::Answer(_) => boxed(RouteFilters {
             response_headers: filters.response_headers.clone(),
+            authorizer: filters.authorizer.clone(),
             ..RouteFilters::default()
         }),
         RouteAction::Refuse { .. } => None,
@@ -312,10 +317,12 @@ pub(super) fn guard(
     RouteAction::Split(backends)
 }
 
-/// Returns whether the filters change requests.
+/// Returns whether the filters change requests: an authorizer adds headers too.
 pub(super) fn changes_requests(filters: Option<&RouteFilters>) -> bool {
     filters.is_some_and(|filters| {
-        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
+        !filters.request_headers.is_empty()
+            || filters.rewrite != UrlRewrite::default()
+            || filters.authorizer.is_some()
     })
 }
 

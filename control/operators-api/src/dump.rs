@@ -10,6 +10,7 @@ use canal_model::program::{
     RouteMirror, TextMatch, ValueMatch,
 };
 use canal_model::route_attempts::{AttemptPolicy, RetryCondition, TimeoutSpan};
+use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{
@@ -183,7 +184,25 @@ fn filters(filters: &RouteFilters) -> Value {
     json!({
         "requestHeaders": modifier(&filters.request_headers),
         "responseHeaders": modifier(&filters.response_headers),
+        "authorizer": filters.authorizer.as_deref().map(authorizer),
         "rewrite": { "host": filters.rewrite.host, "path": path, "pathRegex": path_regex },
+    })
+}
+
+fn authorizer(authorizer: &RouteAuthorizer) -> Value {
+    let protocol = match &authorizer.protocol {
+        RouteAuthorizerProtocol::Grpc => json!("grpc"),
+        RouteAuthorizerProtocol::Http {
+            path_prefix,
+            response_headers,
+        } => json!({ "pathPrefix": path_prefix, "responseHeaders": response_headers }),
+    };
+    json!({
+        "service": authorizer.service.to_string(),
+        "port": authorizer.port,
+        "protocol": protocol,
+        "headers": authorizer.headers,
+        "bodyBytes": authorizer.body_bytes,
     })
 }
 

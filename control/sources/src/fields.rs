@@ -261,18 +261,8 @@ const CLIENT_CERTIFICATES: &str =
 const USE_FRONTEND: &str = "write it as spec.tls.frontend of the Gateway";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 6] = [
+const HTTP_ROUTE: [KnownField; 4] = [
     USE_DEFAULT_GATEWAYS,
-    never(
-        "spec.rules[].filters[].externalAuth",
-        "external authorization by a route is not supported in this version",
-        "use an AuthorizationPolicy with action CUSTOM",
-    ),
-    never(
-        "spec.rules[].backendRefs[].filters[].externalAuth",
-        "external authorization by a route is not supported in this version",
-        "use an AuthorizationPolicy with action CUSTOM",
-    ),
     EXTENSION_REF,
     BACKEND_EXTENSION_REF,
     SESSION_PERSISTENCE,
@@ -649,7 +639,7 @@ mod tests {
         for (line, is_left_out) in [
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
             (
-                "HTTPRoute spec.rules[].backendRefs[].filters[].externalAuth {}",
+                "HTTPRoute spec.rules[].backendRefs[].filters[].extensionRef {}",
                 false,
             ),
             (

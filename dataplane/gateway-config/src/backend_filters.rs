@@ -40,6 +40,8 @@ pub fn of_backend(rule: &RouteRule, at: usize) -> Option<RouteFilters> {
     let of_path = if rewrites_path { second } else { first };
     let of_path = &of_path.rewrite;
     Some(RouteFilters {
+        // Only a rule names an authorizer.
+        authorizer: first.authorizer.clone(),
         request_headers: join(&first.request_headers, &second.request_headers, spells),
         response_headers: join(&first.response_headers, &second.response_headers, equals),
         rewrite: UrlRewrite {

@@ -13,7 +13,7 @@ use super::route_mirrors::is_of_backend;
 
 /// A set of filters: a bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FilterChain(u8);
+pub struct FilterChain(u16);
 
 impl FilterChain {
     /// Buffers the beginning of the body, because an external authorizer may read it. It runs once,
@@ -36,13 +36,16 @@ impl FilterChain {
     const ANSWER_PREFLIGHT: Self = Self(64);
     /// Sends copies of requests as the rule says. It runs once, when an attempt has a connection.
     const COPY_REQUESTS: Self = Self(128);
+    /// Calls the authorizer that the rule names, once the policies allow the request.
+    const CALL_AUTHORIZER: Self = Self(256);
     /// The filters that read the rule of a request that is forwarded.
     const OF_MATCHED_RULE: Self = Self(
         Self::CHANGE_HEADS.0
             | Self::LIMIT_ATTEMPTS.0
             | Self::INJECT_FAULTS.0
             | Self::SHARE_RESPONSES.0
-            | Self::COPY_REQUESTS.0,
+            | Self::COPY_REQUESTS.0
+            | Self::CALL_AUTHORIZER.0,
     );
     /// The filters that run once, before an endpoint is selected.
     const BEFORE_BALANCE: Self = Self(
@@ -76,7 +79,7 @@ impl FilterChain {
         } else {
             dialled
         };
-        let mut chain = of_policies;
+        let mut chain = of_policies.with(Self::of_authorizer(rule));
         if rule.filters.is_some() || backend.filters.is_some() {
             chain = chain.with(Self::CHANGE_HEADS);
         }
@@ -93,6 +96,18 @@ impl FilterChain {
             chain = chain.with(Self::COPY_REQUESTS);
         }
         chain
+    }
+
+    /// Returns the filters of a rule that names an authorizer, which may read bodies.
+    pub fn of_authorizer(rule: &RouteRule) -> Self {
+        let filters = rule.filters.as_deref();
+        match filters.and_then(|filters| filters.authorizer.as_ref()) {
+            None => Self::default(),
+            Some(authorizer) if authorizer.body_bytes > 0 => {
+                Self::CALL_AUTHORIZER.with(Self::BUFFER_BODY)
+            }
+            Some(_) => Self::CALL_AUTHORIZER,
+        }
     }
 
     /// Returns the filter of a rule whose requests the gateway answers itself.
@@ -133,6 +148,12 @@ impl FilterChain {
     #[inline]
     pub fn answers_preflight(self) -> bool {
         self.has(Self::ANSWER_PREFLIGHT)
+    }
+
+    /// True if the rule names an authorizer.
+    #[inline]
+    pub fn calls_authorizer(self) -> bool {
+        self.has(Self::CALL_AUTHORIZER)
     }
 
     /// True if the rule sends copies of requests.
@@ -198,6 +219,10 @@ mod tests {
         assert!(shared.reads_rule() && !shared.runs_before_balance());
         let copies = none.with(FilterChain::COPY_REQUESTS);
         assert!(copies.copies_requests() && copies.reads_rule() && !copies.runs_before_balance());
+        let checked = none.with(FilterChain::CALL_AUTHORIZER);
+        assert!(
+            checked.calls_authorizer() && checked.reads_rule() && !checked.runs_before_balance()
+        );
         assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

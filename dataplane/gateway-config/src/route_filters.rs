@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_authorizer::RouteAuthorizer;
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RegexSubstitution, RouteFilters};
 use canal_router::{PathSubstitution, RoutableRequest, TextPatterns};
@@ -91,6 +92,12 @@ impl MatchedFilters {
     /// Returns the rule that the request matched.
     pub fn rule(&self) -> &Arc<RouteRule> {
         &self.rule
+    }
+
+    /// Returns the rule and the authorizer that it names, if it names one.
+    pub fn authorizer(&self) -> Option<(&RouteRule, &RouteAuthorizer)> {
+        let authorizer = self.rule.filters.as_deref()?.authorizer.as_deref()?;
+        Some((&self.rule, authorizer))
     }
 
     /// Returns the outcome of the rule's cross-origin policy, if it has one.

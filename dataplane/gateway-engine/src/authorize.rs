@@ -13,6 +13,7 @@ pub(crate) mod ext_authz;
 mod forwarded_client;
 mod gateway_attributes;
 pub(crate) mod reauthorize;
+pub(crate) mod route_authorizer;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use canal_authorization::{AuthorizationDecision, ExtAuthzProgress, PolicySet};
 use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::jwt::{self, Token};
+use canal_gateway_http::head::FullRequest;
 use canal_gateway_http::proxy_error::{PolicyDenial, ProxyError};
 use canal_gateway_limits::tenant_usage::TenantUsage;
 use canal_model::authorization::PolicyKey;
@@ -144,6 +146,8 @@ pub(crate) struct AuthorizationState {
     pub(crate) changes: RequestMutations,
     pub(crate) token: Option<Arc<Token>>,
     pub(crate) consent: ExtAuthzGrant,
+    /// True once the server that the rule names has allowed the request.
+    pub(crate) is_allowed_by_rule: bool,
     /// True for a copy of a request. Its decisions and tokens are not counted: the counters are
     /// about requests.
     pub(crate) is_of_copy: bool,
@@ -268,6 +272,25 @@ impl AuthorizationState {
                 DecisionRecord::Counted(record)
             },
         )
+    }
+
+    /// True if the authorizer of the request's rule must be called. A preflight is not: browsers send it
+    /// without credentials.
+    pub(crate) fn needs_rule_check(&self, routed: &RoutedRequest) -> bool {
+        let filters = routed.filters;
+        filters.calls_authorizer() && !filters.answers_preflight() && !self.is_allowed_by_rule
+    }
+
+    /// Records that the server of the rule has allowed the request with these mutations. They leave
+    /// headers that policies determine as they are.
+    pub(crate) fn allow_by_rule<R: FullRequest>(
+        &mut self,
+        request: &R,
+        agreed: ext_authz::ExtAuthzMutations,
+    ) {
+        let agreed = agreed.without_determined(&self.changes);
+        agreed.apply(request, &mut self.changes);
+        self.is_allowed_by_rule = true;
     }
 
     /// Records that these policies require no further ext_authz check.

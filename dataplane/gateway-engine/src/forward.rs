@@ -39,7 +39,9 @@ use http::HeaderMap;
 
 use crate::authorize::buffered_body::{self, BufferedBody};
 use crate::authorize::reauthorize::OngoingAuthorization;
-use crate::authorize::{self, AuthorizationState, DestinationPolicies, ExtAuthzGrant, ext_authz};
+use crate::authorize::{
+    self, AuthorizationState, DestinationPolicies, ExtAuthzGrant, ext_authz, route_authorizer,
+};
 use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{self, SelectedEndpoint};
 use crate::finish::{LogFields, RequestRecord};
@@ -310,6 +312,10 @@ impl RequestState {
         let (worker, session) = (&self.worker, &self.session);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
         loop {
+            // Without policies, only the authorizer of the rule decides.
+            if policies.is_empty() && !session.principal.foreign {
+                break;
+            }
             let decision = self
                 .record
                 .texts
@@ -325,7 +331,8 @@ impl RequestState {
                         body: self.body.as_ref(),
                     };
                     let shown = |authorizer: &Authorizer| {
-                        ext_authz::request(session, to, request, &context, authorizer)
+                        let shown = (authorizer.headers.as_slice(), authorizer.body_bytes);
+                        ext_authz::request(session, to, request, &context, shown)
                     };
                     let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
@@ -333,8 +340,35 @@ impl RequestState {
                 }
             }
         }
+        if state.needs_rule_check(routed) {
+            Box::pin(self.check_by_rule(routed, &mut state, to, request)).await?;
+        }
         state.settle(policies);
         Ok(state)
+    }
+
+    /// Calls the authorizer that the request's rule names.
+    async fn check_by_rule<R: FullRequest>(
+        &self,
+        routed: &RoutedRequest,
+        state: &mut AuthorizationState,
+        to: Option<SocketAddr>,
+        request: (&R, &[u8]),
+    ) -> Result<(), ProxyError> {
+        let matched = routed.matched.as_deref();
+        let Some(checked) = matched.and_then(MatchedFilters::authorizer) else {
+            return Ok(());
+        };
+        let (worker, session) = (&self.worker, &self.session);
+        let context = ext_authz::CheckContext {
+            trial: state,
+            protocol: self.record.protocol_text(),
+            body: self.body.as_ref(),
+        };
+        let agreed =
+            route_authorizer::check(worker, session, checked, request, &context, to).await?;
+        state.allow_by_rule(request.0, agreed);
+        Ok(())
     }
 
     /// Validates tokens and normalizes the path, as far as the policies read them.
@@ -561,7 +595,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         self.buffer_body(routed, policies.as_deref()).await?;
         let policies = DestinationPolicies::of_answer(policies.as_deref(), routed);
         let (head, authority) = self.client.head();
-        if !policies.is_empty() || session.principal.foreign {
+        if !policies.is_empty() || session.principal.foreign || routed.filters.calls_authorizer() {
             self.state
                 .authorize(routed, &policies, None, None, (&head, authority))
                 .await?;

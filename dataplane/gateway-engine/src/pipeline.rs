@@ -296,8 +296,10 @@ fn policies_to_check<'a>(
     selected: &'a SelectedEndpoint,
 ) -> Option<DestinationPolicies<'a>> {
     let policies = DestinationPolicies::of(selected, &routed.resolved);
-    // A federated client is checked even where no policy applies.
-    (!policies.is_empty() || session.principal.foreign).then_some(policies)
+    // A federated client is checked even where no policy applies, and a rule may name an authorizer.
+    let is_checked =
+        !policies.is_empty() || session.principal.foreign || routed.filters.calls_authorizer();
+    is_checked.then_some(policies)
 }
 
 #[cfg(test)]

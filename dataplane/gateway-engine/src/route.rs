@@ -339,7 +339,10 @@ fn decide<R: RoutableRequest>(
                 RouteOutcome::Answer => {
                     matched =
                         rule.map(|rule| routes.filters(rule, None, request, || worker.random()));
-                    (port.slot, FilterChain::of_answer())
+                    let filters = rule.map_or(FilterChain::default(), |rule| {
+                        FilterChain::of_authorizer(rule.rule)
+                    });
+                    (port.slot, FilterChain::of_answer().with(filters))
                 }
                 RouteOutcome::Refuse { status, reason } => {
                     return Err(ProxyError::Route { status, reason });

@@ -12,3 +12,4 @@ pub mod head;
 pub mod heads;
 pub mod proxy_error;
 pub mod retry_policy;
+pub mod route_authorizer;

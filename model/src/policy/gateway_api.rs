@@ -10,6 +10,7 @@ use serde::de::{self, Deserializer, Unexpected, Visitor};
 use super::Metadata;
 use super::attempts::{HttpRouteRetry, HttpRouteTimeouts};
 use super::cors::HttpCorsFilter;
+use super::external_auth::HttpExternalAuthFilter;
 use super::mirrors::HttpRequestMirrorFilter;
 use crate::ids::{Namespace, ObjectName};
 use crate::limits::WEIGHT_MAX;
@@ -85,6 +86,7 @@ pub struct HttpRouteFilter {
     pub request_redirect: Option<HttpRequestRedirectFilter>,
     pub cors: Option<HttpCorsFilter>,
     pub request_mirror: Option<HttpRequestMirrorFilter>,
+    pub external_auth: Option<HttpExternalAuthFilter>,
 }
 
 /// Changes of the headers of a request or of a response.

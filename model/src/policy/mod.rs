@@ -8,6 +8,7 @@ pub mod canal;
 pub mod config_map;
 pub mod cors;
 pub mod endpoints;
+pub mod external_auth;
 pub mod faults;
 pub mod frontend_tls;
 pub mod gateway_api;

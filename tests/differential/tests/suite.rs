@@ -14,5 +14,6 @@ mod listener_mixes;
 mod load_balancers;
 mod mirrors;
 mod relays;
+mod route_authorizers;
 mod shares;
 mod weights;

@@ -2,6 +2,9 @@
 
 use std::num::NonZeroU16;
 
+use canal_model::policy::external_auth::{
+    ForwardBodyConfig, GrpcAuthConfig, HttpAuthConfig, HttpExternalAuthFilter,
+};
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier,
     HttpRequestRedirectFilter, HttpRouteFilter, HttpUrlRewriteFilter, RouteBackendRef,
@@ -140,7 +143,7 @@ pub(crate) fn of_grpc_route(
 
 /// `backend_ref` are the backends of mirrors.
 pub(crate) fn of_http_route(
-    backend_ref: impl Strategy<Value = BackendRef>,
+    backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = Vec<HttpRouteFilter>> {
     // A wildcard is not a host that a request can be rewritten to.
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
@@ -151,44 +154,85 @@ pub(crate) fn of_http_route(
         option::weighted(0.2, rewrite),
         option::weighted(0.15, redirect()),
         option::weighted(0.1, cors::of_http_route()),
-        mirrors::of_filters(backend_ref),
+        mirrors::of_filters(backend_ref.clone()),
+        option::weighted(0.1, external_auth(backend_ref)),
     );
-    filters.prop_map(|(request, response, rewrite, redirect, cors, mirrors)| {
-        let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
-            kind: "RequestMirror".to_owned(),
-            request_mirror: Some(mirror),
-            ..HttpRouteFilter::default()
-        });
-        let request = request.map(|headers| HttpRouteFilter {
-            kind: "RequestHeaderModifier".to_owned(),
-            request_header_modifier: Some(headers),
-            ..HttpRouteFilter::default()
-        });
-        let response = response.map(|headers| HttpRouteFilter {
-            kind: "ResponseHeaderModifier".to_owned(),
-            response_header_modifier: Some(headers),
-            ..HttpRouteFilter::default()
-        });
-        let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
-            kind: "URLRewrite".to_owned(),
-            url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
-            ..HttpRouteFilter::default()
-        });
-        let redirect = redirect.map(|redirect| HttpRouteFilter {
-            kind: "RequestRedirect".to_owned(),
-            request_redirect: Some(redirect),
-            ..HttpRouteFilter::default()
-        });
-        // A rule with a redirect can have no rewrite.
-        let rewrite = rewrite.filter(|_| redirect.is_none());
-        let cors = cors.map(|cors| HttpRouteFilter {
-            kind: "CORS".to_owned(),
-            cors: Some(cors),
-            ..HttpRouteFilter::default()
-        });
-        let others = [request, response, rewrite, redirect, cors];
-        others.into_iter().flatten().chain(mirrors).collect()
-    })
+    filters.prop_map(
+        |(request, response, rewrite, redirect, cors, mirrors, auth)| {
+            let auth = auth.map(|auth| HttpRouteFilter {
+                kind: "ExternalAuth".to_owned(),
+                external_auth: Some(auth),
+                ..HttpRouteFilter::default()
+            });
+            let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
+                kind: "RequestMirror".to_owned(),
+                request_mirror: Some(mirror),
+                ..HttpRouteFilter::default()
+            });
+            let request = request.map(|headers| HttpRouteFilter {
+                kind: "RequestHeaderModifier".to_owned(),
+                request_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            let response = response.map(|headers| HttpRouteFilter {
+                kind: "ResponseHeaderModifier".to_owned(),
+                response_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
+                kind: "URLRewrite".to_owned(),
+                url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
+                ..HttpRouteFilter::default()
+            });
+            let redirect = redirect.map(|redirect| HttpRouteFilter {
+                kind: "RequestRedirect".to_owned(),
+                request_redirect: Some(redirect),
+                ..HttpRouteFilter::default()
+            });
+            // A rule with a redirect can have no rewrite.
+            let rewrite = rewrite.filter(|_| redirect.is_none());
+            let cors = cors.map(|cors| HttpRouteFilter {
+                kind: "CORS".to_owned(),
+                cors: Some(cors),
+                ..HttpRouteFilter::default()
+            });
+            let others = [request, response, rewrite, redirect, cors, auth];
+            others.into_iter().flatten().chain(mirrors).collect()
+        },
+    )
+}
+
+/// Generates authorizers of rules, some of which are broken.
+fn external_auth(
+    backend_ref: impl Strategy<Value = BackendRef>,
+) -> impl Strategy<Value = HttpExternalAuthFilter> {
+    let names = || vec(words(&NAMES), 0..2);
+    let http = (option::of(words(&PATHS)), names(), names());
+    let http = http.prop_map(
+        |(path, allowed_headers, allowed_response_headers)| HttpAuthConfig {
+            path: path.unwrap_or_default(),
+            allowed_headers,
+            allowed_response_headers,
+        },
+    );
+    let grpc = names().prop_map(|allowed_headers| GrpcAuthConfig { allowed_headers });
+    let body = (-1..2000i64).prop_map(|max_size| ForwardBodyConfig { max_size });
+    (
+        words(&["HTTP", "GRPC", "HTTP", "http"]),
+        backend_ref,
+        option::weighted(0.2, grpc),
+        option::weighted(0.4, http),
+        option::weighted(0.3, body),
+    )
+        .prop_map(
+            |(protocol, backend_ref, grpc, http, forward_body)| HttpExternalAuthFilter {
+                protocol,
+                backend_ref,
+                grpc,
+                http,
+                forward_body,
+            },
+        )
 }
 
 fn redirect() -> impl Strategy<Value = HttpRequestRedirectFilter> {

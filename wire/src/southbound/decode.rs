@@ -8,12 +8,13 @@ use std::str::FromStr;
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
 use canal_model::limits::{DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
 use canal_model::program as p;
+use canal_model::route_filters::RouteFilters;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{
-    ResourceDecodeError, decode_trust, load_balancers, route_answers, route_attempts, route_cors,
-    route_faults, route_filters, route_mirrors,
+    ResourceDecodeError, decode_trust, load_balancers, route_answers, route_attempts,
+    route_authorizer, route_cors, route_faults, route_filters, route_mirrors,
 };
 use crate::program as w;
 
@@ -410,8 +411,58 @@ pub(super) fn host(
     })
 }
 
-pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
+/// Returns the action of a rule, and its filters.
+fn route_action(
+    at: &DecodeContext<'_>,
+    received: w::route::Action,
+) -> Result<(p::RouteAction, Option<Box<RouteFilters>>), ResourceDecodeError> {
+    use w::extended_action::Action as ExtendedAction;
     use w::route::Action;
+    let split = |s: Option<w::Split>| -> Result<_, ResourceDecodeError> {
+        let backends = at.need("split", s)?.backends.into_iter();
+        let backends = backends.map(|b| backend(at, b));
+        backends
+            .collect::<Result<_, _>>()
+            .map(p::RouteAction::Split)
+    };
+    let filtered = |filters: Option<w::RouteFilters>| {
+        let filters = filters.map(|it| route_filters::decode(at, it));
+        filters.transpose().map(|filters| filters.map(Box::new))
+    };
+    let answer = |received: w::Answer| -> Result<_, ResourceDecodeError> {
+        let (answer, filters) = route_answers::decode(at, received)?;
+        let action = p::RouteAction::Answer(Box::new(answer));
+        Ok((action, filters.map(Box::new)))
+    };
+    Ok(match received {
+        Action::Split(s) => (split(Some(s))?, None),
+        Action::FilteredSplit(f) => {
+            let received = at.need("filtered_split.filters", f.filters)?;
+            (split(f.split)?, filtered(Some(received))?)
+        }
+        Action::StrictSplit(s) => (split(s.split)?, filtered(s.filters)?),
+        Action::Extended(extended) => {
+            let (action, mut filters) = match at.need("extended.action", extended.action)? {
+                ExtendedAction::Split(s) => (split(s.split)?, filtered(s.filters)?),
+                ExtendedAction::Answer(received) => answer(received)?,
+            };
+            if let Some(received) = extended.authorizer {
+                let authorizer = route_authorizer::decode(at, received)?;
+                let filters: &mut Box<RouteFilters> = filters.get_or_insert_default();
+                filters.authorizer = Some(Box::new(authorizer));
+            }
+            (action, filters)
+        }
+        Action::Answer(received) => answer(received)?,
+        Action::Refuse(x) => {
+            let status = at.status("refuse.status", x.status)?;
+            let reason = x.reason;
+            (p::RouteAction::Refuse { status, reason }, None)
+        }
+    })
+}
+
+pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
     let at = DecodeContext(name);
     let k = at.need("key", r.key)?;
     let key = p::RouteKey {
@@ -435,41 +486,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             "is empty: a rule without conditions has one match on the prefix \"/\"",
         );
     }
-    let split = |s: w::Split| {
-        let backends = s.backends.into_iter().map(|b| backend(&at, b));
-        backends
-            .collect::<Result<_, _>>()
-            .map(p::RouteAction::Split)
-    };
-    let mut filters = None;
-    let action = match at.need("action", r.action)? {
-        Action::Split(s) => split(s)?,
-        Action::FilteredSplit(f) => {
-            let received = at.need("filtered_split.filters", f.filters)?;
-            filters = Some(Box::new(route_filters::decode(&at, received)?));
-            split(at.need("filtered_split.split", f.split)?)?
-        }
-        Action::StrictSplit(s)
-        | Action::Extended(w::ExtendedAction {
-            action: Some(w::extended_action::Action::Split(s)),
-        }) => {
-            let received = s.filters.map(|it| route_filters::decode(&at, it));
-            filters = received.transpose()?.map(Box::new);
-            split(at.need("strict_split.split", s.split)?)?
-        }
-        Action::Extended(w::ExtendedAction { action: None }) => {
-            return at.err("extended.action", "is missing");
-        }
-        Action::Answer(received) => {
-            let (answer, of_answer) = route_answers::decode(&at, received)?;
-            filters = of_answer.map(Box::new);
-            p::RouteAction::Answer(Box::new(answer))
-        }
-        Action::Refuse(x) => p::RouteAction::Refuse {
-            status: at.status("refuse.status", x.status)?,
-            reason: x.reason,
-        },
-    };
+    let (action, filters) = route_action(&at, at.need("action", r.action)?)?;
     // 0 means that the rule applies to all ports of the service.
     let parent_port = if r.parent_port == 0 {
         None

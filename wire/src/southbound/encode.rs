@@ -254,12 +254,13 @@ impl From<&p::RouteRule> for w::Route {
                     backends: b.iter().map(backend).collect(),
                 };
                 match &r.filters {
-                    filters if is_extended(r) => Action::Extended(w::ExtendedAction {
-                        action: Some(w::extended_action::Action::Split(w::StrictSplit {
+                    filters if is_extended(r) => extended(
+                        r,
+                        w::extended_action::Action::Split(w::StrictSplit {
                             split: Some(split),
                             filters: filters.as_deref().map(w::RouteFilters::from),
-                        })),
-                    }),
+                        }),
+                    ),
                     // Before the others, because a strict rule may have filters or none.
                     filters if is_strict(r) => Action::StrictSplit(w::StrictSplit {
                         split: Some(split),
@@ -275,7 +276,12 @@ impl From<&p::RouteRule> for w::Route {
                 }
             }
             p::RouteAction::Answer(answer) => {
-                Action::Answer(route_answers::encode(answer, r.filters.as_deref()))
+                let answer = route_answers::encode(answer, r.filters.as_deref());
+                if is_extended(r) {
+                    extended(r, w::extended_action::Action::Answer(answer))
+                } else {
+                    Action::Answer(answer)
+                }
             }
             p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
         };
@@ -315,7 +321,18 @@ fn is_extended(rule: &p::RouteRule) -> bool {
     };
     let of_backends = of_backends.iter().map(|backend| &backend.filters);
     let mut filters = of_backends.chain([&rule.filters]).flatten();
-    filters.any(|filters| filters.rewrite.path_regex.is_some())
+    filters.any(|filters| filters.rewrite.path_regex.is_some() || filters.authorizer.is_some())
+}
+
+fn extended(rule: &p::RouteRule, action: w::extended_action::Action) -> w::route::Action {
+    let authorizer = rule
+        .filters
+        .as_deref()
+        .and_then(|it| it.authorizer.as_deref());
+    w::route::Action::Extended(w::ExtendedAction {
+        action: Some(action),
+        authorizer: authorizer.map(w::RouteAuthorizer::from),
+    })
 }
 
 /// Returns whether a data plane must know more fields of the rule than its action and filters.

@@ -71,6 +71,8 @@ pub(super) fn decode(
         );
     }
     Ok(m::RouteFilters {
+        // It is beside the filters, in the extended action.
+        authorizer: None,
         request_headers: headers(
             at,
             "filters.request_headers",
@@ -199,6 +201,7 @@ pub(super) fn sample() -> m::RouteFilters {
         remove: vec!["x-gone".to_owned()],
     };
     m::RouteFilters {
+        authorizer: None,
         request_headers: modifier("x-request"),
         response_headers: modifier("x-response"),
         rewrite: m::UrlRewrite {
@@ -221,10 +224,15 @@ fn sample_with_regex() -> m::RouteFilters {
     filters
 }
 
-/// Returns filters with each way to rewrite a path, for the tests of all resources.
+/// Returns filters with each way to rewrite a path, and with each kind of authorizer, for the tests
+/// of all resources.
 #[cfg(test)]
-pub(super) fn samples() -> [m::RouteFilters; 2] {
-    [sample(), sample_with_regex()]
+pub(super) fn samples() -> [m::RouteFilters; 4] {
+    let [grpc, http] = super::route_authorizer::samples().map(|authorizer| m::RouteFilters {
+        authorizer: Some(Box::new(authorizer)),
+        ..m::RouteFilters::default()
+    });
+    [sample(), sample_with_regex(), grpc, http]
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!
 //! Start with [`bytes_to_buffer`].
 
-use canal_gateway_config::DestinationPolicy;
+use canal_gateway_config::{DestinationPolicy, MatchedFilters};
 use std::future::poll_fn;
 use std::time::Duration;
 
@@ -99,12 +99,20 @@ pub(crate) fn bytes_to_buffer(
     request: &RequestInfo,
     of_answer: Option<&DestinationPolicy>,
 ) -> usize {
-    if !request.has_body() || !session.is_policed() {
+    if !request.has_body() {
         return 0;
+    }
+    let matched = placed.matched.as_deref();
+    let of_rule = matched.and_then(MatchedFilters::authorizer);
+    let of_rule = of_rule.map_or(0, |(_, authorizer)| authorizer.body_bytes);
+    // One byte more tells a body that is too large.
+    let of_rule = of_rule + u32::from(of_rule > 0);
+    if !session.is_policed() {
+        return of_rule as usize;
     }
     let snapshot = worker.snapshot();
     let Some(tenant) = snapshot.tenant(session.account.tenant.as_str()) else {
-        return 0;
+        return of_rule as usize;
     };
     let guards = placed
         .view
@@ -112,7 +120,7 @@ pub(crate) fn bytes_to_buffer(
         .endpoints
         .iter()
         .map(|endpoint| endpoint.guard.as_deref());
-    let (mut last, mut wanted) = (0, 0);
+    let (mut last, mut wanted) = (0, of_rule);
     for guard in guards
         .chain([placed.resolved.guard_beside(&placed.view), of_answer])
         .flatten()

@@ -6,14 +6,18 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, Bytes, BytesMut};
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::TenantTls;
 use canal_gateway_http::head::FullRequest;
 use canal_gateway_http::proxy_error::{ExtAuthzDenial, ProxyError};
+use canal_gateway_http::route_authorizer::{
+    ANSWER_HEADERS_MAX, each_forwarded_header, forwarded_target,
+};
 use canal_model::authorization::Authorizer;
+use canal_model::ids::ServiceKey;
 use canal_router::line_separator;
 use h2::RecvStream;
 use http::header::{CONTENT_TYPE, TE};
@@ -39,7 +43,7 @@ pub(crate) mod proto {
 pub(crate) const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// Most header lines that an authorizer may add, and most that it may remove. As many as one filter
 /// of a rule may change.
-pub(crate) const HEADERS_MAX: usize = 64;
+pub(crate) const HEADERS_MAX: usize = ANSWER_HEADERS_MAX;
 /// Envoy's header for whether the body in the check is incomplete.
 const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
 const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
@@ -53,6 +57,30 @@ pub(crate) struct ExtAuthzMutations {
 }
 
 impl ExtAuthzMutations {
+    /// Returns mutations that set these headers, each to all its lines.
+    pub(super) fn of_lines(lines: Vec<(String, Vec<u8>)>) -> Self {
+        let mut mutations = Self::default();
+        for (name, value) in lines {
+            let is_set = mutations.set.iter().any(|(known, _)| *known == name);
+            let list = if is_set {
+                &mut mutations.append
+            } else {
+                &mut mutations.set
+            };
+            list.push((name, value));
+        }
+        mutations
+    }
+
+    /// Leaves out mutations of headers that `changes` determine.
+    pub(crate) fn without_determined(mut self, changes: &RequestMutations) -> Self {
+        let is_free = |name: &str| !changes.determines(&name.to_ascii_lowercase());
+        self.remove.retain(|name| is_free(name));
+        self.set.retain(|(name, _)| is_free(name));
+        self.append.retain(|(name, _)| is_free(name));
+        self
+    }
+
     pub(crate) fn apply<R: FullRequest>(&self, request: &R, changes: &mut RequestMutations) {
         self.remove.iter().for_each(|name| changes.remove(name));
         self.set
@@ -106,20 +134,8 @@ pub(crate) async fn check(
     let request = proto::CheckRequest {
         attributes: Some(context(&authorizer)),
     };
-    // One tenant's slow authorizer must not gather requests without limit.
-    let answered = match session.account.begin_ext_authz() {
-        None => Err("authorizer_busy"),
-        Some(_permit) => match tokio::time::timeout(
-            authorizer.timeout,
-            call(worker, session, &authorizer, &request),
-        )
-        .await
-        {
-            Ok(answered) => answered,
-            Err(_) => Err("authorizer_timeout"),
-        },
-    };
-    let outcome = answered.and_then(read);
+    let server = (&authorizer.service, authorizer.port);
+    let outcome = check_over_grpc(worker, session, server, authorizer.timeout, &request).await;
     let (result, outcome) = match outcome {
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(rejection)) => {
@@ -149,24 +165,54 @@ pub(crate) async fn check(
     outcome
 }
 
+/// Waits for a call of an authorizer within the limits of the tenant and of time.
+///
+/// # Errors
+/// The error of the call, or the limit that is reached.
+pub(super) async fn within_limits<T>(
+    session: &ClientSession,
+    timeout: Duration,
+    call: impl Future<Output = Result<T, &'static str>>,
+) -> Result<T, &'static str> {
+    // One tenant's slow authorizer must not gather requests without limit.
+    let Some(_permit) = session.account.begin_ext_authz() else {
+        return Err("authorizer_busy");
+    };
+    match tokio::time::timeout(timeout, call).await {
+        Ok(answered) => answered,
+        Err(_) => Err("authorizer_timeout"),
+    }
+}
+
+/// Calls an authorizer over gRPC, at this port of a service.
+///
+/// # Errors
+/// There is no usable answer.
+pub(super) async fn check_over_grpc(
+    worker: &Rc<Worker>,
+    session: &ClientSession,
+    server: (&ServiceKey, u16),
+    timeout: Duration,
+    request: &proto::CheckRequest,
+) -> Result<Result<ExtAuthzMutations, ExtAuthzDenial>, &'static str> {
+    let call = call(worker, session, server, request);
+    within_limits(session, timeout, call).await.and_then(read)
+}
+
 /// Selects an endpoint of the authorizer's service. Returns it with the gateway's identity for the
 /// tunnel and the authority of the call.
-fn find(
+pub(super) fn find(
     worker: &Worker,
     session: &ClientSession,
-    authorizer: &Authorizer,
+    (service, number): (&ServiceKey, u16),
 ) -> Result<(SelectedEndpoint, Option<TenantTls>, String), &'static str> {
     let snapshot = worker.snapshot();
     let tenant = snapshot
         .tenant(session.account.tenant.as_str())
         .ok_or("authorizer_unknown")?;
     // Only the tenant's own names are searched, so another tenant's authorizer cannot be found.
-    let service = tenant
-        .service(&authorizer.service)
-        .ok_or("authorizer_no_service")?;
-    let port = service
-        .port(authorizer.port)
-        .ok_or("authorizer_no_service")?;
+    let service = tenant.service(service).ok_or("authorizer_no_service")?;
+    let port = service.port(number).ok_or("authorizer_no_service")?;
     let view = worker
         .upstreams
         .view(&snapshot, port.slot)
@@ -184,7 +230,7 @@ fn find(
     Ok((
         chosen,
         tenant.tls.clone(),
-        format!("{}:{}", service.names.hostname, authorizer.port),
+        format!("{}:{number}", service.names.hostname),
     ))
 }
 
@@ -192,10 +238,10 @@ fn find(
 async fn call(
     worker: &Rc<Worker>,
     session: &ClientSession,
-    authorizer: &Authorizer,
+    server: (&ServiceKey, u16),
     request: &proto::CheckRequest,
 ) -> Result<Bytes, &'static str> {
-    let (chosen, tls, authority) = find(worker, session, authorizer)?;
+    let (chosen, tls, authority) = find(worker, session, server)?;
     let introduction = TunnelMetadata {
         tls: tls.as_ref(),
         headers: HeaderMap::new(),
@@ -405,19 +451,20 @@ pub(crate) struct CheckContext<'a> {
 }
 
 /// Builds the attributes of a request for a check, in the form in which it will be forwarded.
+/// `listed` are the headers that the authorizer receives, or none for all; and the most bytes of
+/// the body.
 pub(crate) fn request<R: FullRequest>(
     session: &ClientSession,
     to: Option<SocketAddr>,
     (request, authority): (&R, &[u8]),
     about: &CheckContext<'_>,
-    authorizer: &Authorizer,
+    (listed, body_bytes): (&[String], u32),
 ) -> proto::AttributeContext {
     let trial = about.trial;
-    let mut headers = headers(request, &trial.changes, authorizer);
+    let mut headers = headers(request, &trial.changes, listed);
     let mut body = Vec::new();
-    if let Some(beginning) = about.body.filter(|_| authorizer.body_bytes > 0) {
-        body =
-            beginning.bytes[..beginning.bytes.len().min(authorizer.body_bytes as usize)].to_vec();
+    if let Some(beginning) = about.body.filter(|_| body_bytes > 0) {
+        body = beginning.bytes[..beginning.bytes.len().min(body_bytes as usize)].to_vec();
         let partial = !beginning.is_complete || body.len() < beginning.bytes.len();
         headers.insert(PARTIAL_BODY.into(), partial.to_string());
     }
@@ -426,17 +473,7 @@ pub(crate) fn request<R: FullRequest>(
         |e| (String::new(), e.into_bytes()),
         |text| (text, Vec::new()),
     );
-    let path = trial
-        .changes
-        .target(request.path(), request.query())
-        .unwrap_or_else(|| {
-            let mut path = request.path().to_vec();
-            if let Some(query) = request.query() {
-                path.push(b'?');
-                path.extend_from_slice(query);
-            }
-            path
-        });
+    let path = forwarded_target(request, &trial.changes);
     let mut id = String::new();
     request.header("x-request-id", &mut |value| id = text(value));
     // As in Envoy, -1 stands for a size that is not declared.
@@ -473,29 +510,18 @@ fn text(bytes: &[u8]) -> String {
 fn headers<R: FullRequest>(
     request: &R,
     changes: &RequestMutations,
-    authorizer: &Authorizer,
+    listed: &[String],
 ) -> HashMap<String, String> {
     let mut headers = HashMap::<String, String>::new();
-    let mut show = |name: String, value: &[u8]| {
-        if authorizer.headers.is_empty() || authorizer.headers.contains(&name) {
-            let line = headers.entry(name).or_default();
+    each_forwarded_header(request, changes, |name, value| {
+        if listed.is_empty() || listed.iter().any(|listed| listed == name) {
+            let line = headers.entry(name.to_owned()).or_default();
             if !line.is_empty() {
                 line.push(',');
             }
             line.push_str(&text(value));
         }
-    };
-    request.each_header(&mut |name, value| {
-        let name = text(name).to_ascii_lowercase();
-        if !changes.determines(&name) {
-            show(name, value);
-        }
     });
-    for (name, value) in changes.headers() {
-        value
-            .into_iter()
-            .for_each(|value| show(name.to_string(), value));
-    }
     headers
 }
 

@@ -34,6 +34,7 @@ fn filters() -> RouteFilters {
             path: Some(PathRewrite::Prefix("/new/".to_owned())),
             path_regex: None,
         },
+        authorizer: None,
     }
 }
 

@@ -29,6 +29,7 @@ mod paths;
 mod policies;
 mod relay_listeners;
 mod retries;
+mod route_authorizers;
 mod shares;
 mod smuggling;
 mod sums;
