@@ -118,6 +118,7 @@ impl LastCompile {
                 graph: RouteGraph::new(input.tenant, input.documents),
                 direct,
                 used: budget.used(),
+                comparisons: budget.comparisons(),
                 routes: begin..begin + count,
             }
         });

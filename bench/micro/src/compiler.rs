@@ -13,7 +13,7 @@ use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
 /// DESIGN's largest tenant, which docs/performance.md has as a target.
-const SERVICES: usize = 10_000;
+pub(crate) const SERVICES: usize = 10_000;
 /// Rules of each service: with [`SERVICES`] they are the target's 100,000.
 const RULES_PER_SERVICE: usize = 10;
 
@@ -21,8 +21,6 @@ const RULES_PER_SERVICE: usize = 10;
 pub struct CompileBench {
     tenant: TenantName,
     documents: Vec<Arc<Document>>,
-    /// Index of the first HTTPRoute in `documents`.
-    first_route: usize,
     service_ids: BTreeMap<ServiceKey, ServiceId>,
     compiler: IncrementalCompiler,
 }
@@ -39,25 +37,14 @@ impl CompileBench {
     /// # Panics
     /// Panics if the compiler has anything to say about the objects: then it did other work.
     pub fn new() -> Self {
-        let tenant: TenantName = "alpha".parse().expect("the name is valid");
-        let mut documents = parse(
-            "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\n\
-             spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.0.0.0/8]}\n",
-        );
-        for at in 0..SERVICES {
-            documents.extend(parse(&service(at)));
-        }
-        let first_route = documents.len();
-        for at in 0..SERVICES {
-            documents.extend(parse(&route(at, 0)));
-        }
+        let tenant: TenantName = TENANT.parse().expect("the name is valid");
+        let documents = documents();
         let keys = service_keys(&tenant, &documents).into_iter();
         let ids = (1..).map(|id| ServiceId::new(id).expect("the ID is valid"));
         let bench = Self {
             service_ids: keys.zip(ids).collect(),
             tenant,
             documents,
-            first_route,
             compiler: IncrementalCompiler::default(),
         };
         let output = compile(&bench.input());
@@ -92,10 +79,7 @@ impl CompileBench {
     /// # Panics
     /// Panics if the result has other changes than the rules of the route.
     pub fn change(&mut self, number: usize) -> Duration {
-        // 7,919 is prime to the number of routes, so the changes are spread over all of them.
-        let at = number * 7_919 % SERVICES;
-        let changed = parse(&route(at, number + 1));
-        self.documents[self.first_route + at] = changed[0].clone();
+        change(&mut self.documents, number);
         let mut compiler = std::mem::take(&mut self.compiler);
         let input = self.input();
         let begun = Instant::now();
@@ -130,6 +114,32 @@ impl CompileBench {
         assert!(are_equal, "the results differ");
         self.compiler = compiler;
     }
+}
+
+/// Name of the tenant that is compiled.
+pub(crate) const TENANT: &str = "alpha";
+
+/// Returns the objects of the tenant. The last ones are the HTTPRoutes.
+pub(crate) fn documents() -> Vec<Arc<Document>> {
+    let mut documents = parse(
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\n\
+         spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.0.0.0/8]}\n",
+    );
+    for at in 0..SERVICES {
+        documents.extend(parse(&service(at)));
+    }
+    for at in 0..SERVICES {
+        documents.extend(parse(&route(at, 0)));
+    }
+    documents
+}
+
+/// Replaces a route. Each `number` gives other content to another route.
+pub(crate) fn change(documents: &mut [Arc<Document>], number: usize) {
+    // 7,919 is prime to the number of routes, so the changes are spread over all of them.
+    let at = number * 7_919 % SERVICES;
+    let place = documents.len() - SERVICES + at;
+    documents[place] = parse(&route(at, number + 1)).remove(0);
 }
 
 fn parse(yaml: &str) -> Vec<Arc<Document>> {

@@ -58,6 +58,8 @@ pub struct ResourceBudget {
     budget: CompiledSize,
     used: CompiledSize,
     weights: RouteWeights,
+    /// Comparisons that merging delegates cost.
+    comparisons: usize,
     has_refused: bool,
 }
 
@@ -67,6 +69,7 @@ impl ResourceBudget {
             budget,
             used: CompiledSize::default(),
             weights: RouteWeights::default(),
+            comparisons: 0,
             has_refused: false,
         }
     }
@@ -86,6 +89,17 @@ impl ResourceBudget {
     /// resources have the exact number.
     pub fn used(&self) -> CompiledSize {
         self.used
+    }
+
+    /// Records the comparisons that merging delegates cost, and whether there were too few for one.
+    pub fn record_comparisons(&mut self, count: usize, are_exhausted: bool) {
+        self.comparisons += count;
+        self.has_refused |= are_exhausted;
+    }
+
+    /// Returns the comparisons that merging delegates cost.
+    pub fn comparisons(&self) -> usize {
+        self.comparisons
     }
 
     /// Returns whether compiling must stop, because the resources exceed the budget already.

@@ -16,6 +16,7 @@ use super::document_changes::DocumentChanges;
 use super::route_graph::{LinkedRoute, RouteGraph, RouteLink};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::direct::DirectSettings;
+use crate::limits::DELEGATION_COMPARISONS_PER_TENANT_MAX;
 use crate::resolve::RouteReferences;
 use crate::resource_budget::{CompiledSize, ResourceBudget};
 use crate::{CompileOutput, size_of};
@@ -31,6 +32,8 @@ pub(super) struct RouteBasis {
     pub(super) direct: DirectSettings,
     /// What was counted of the resources.
     pub(super) used: CompiledSize,
+    /// At least the comparisons that merging the delegates of all routes costs.
+    pub(super) comparisons: usize,
     /// Indexes of the routes among the resources.
     pub(super) routes: Range<usize>,
 }
@@ -42,6 +45,7 @@ pub(super) struct RouteChange {
     diagnostics: Vec<Diagnostic>,
     /// What is counted of all resources after the change.
     used: CompiledSize,
+    comparisons: usize,
     /// Size of all resources after the change.
     pub(super) size: CompiledSize,
 }
@@ -94,11 +98,18 @@ impl RouteChange {
                 .as_ref()
                 .is_some_and(|key| rules.contains_key(key))
         };
+        // What the old rules cost is not subtracted: nobody knows it. So the whole tenant is compiled
+        // once the sum reaches the limit, which counts exactly again.
+        let comparisons = basis.comparisons + budget.comparisons();
+        if comparisons > DELEGATION_COMPARISONS_PER_TENANT_MAX || budget.has_refused() {
+            return None;
+        }
         if budget.is_exceeded() || !diagnostics.iter().all(is_own) {
             return None;
         }
         let change = Self {
             used: basis.used,
+            comparisons,
             size: last.size,
             rules,
             diagnostics,
@@ -210,6 +221,7 @@ impl RouteChange {
             resources.splice(own, new);
         }
         basis.used = self.used;
+        basis.comparisons = self.comparisons;
         changes
     }
 }

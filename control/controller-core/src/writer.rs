@@ -328,7 +328,7 @@ impl CatalogWriter {
         let own = before
             .into_iter()
             .flat_map(|b| b.of_controller())
-            .map(|e| e.resource.clone());
+            .map(|e| e.resource.as_ref().clone());
         let provider =
             CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
         self.catalog.provider = Some(Arc::new(TenantCatalog::next(before, provider, generation)));
@@ -757,13 +757,9 @@ impl CatalogWriter {
     /// Publishes the compiled states of tenants in one generation.
     fn publish_all(&mut self, next: Vec<(TenantName, CompiledTenant)>, generation: Generation) {
         for (name, mut compiled) in next {
-            compiled.resources.extend(
-                self.tier
-                    .tenants
-                    .get(&name)
-                    .into_iter()
-                    .flat_map(TenantPlacement::resources),
-            );
+            let planned = self.tier.tenants.get(&name);
+            let planned = planned.into_iter().flat_map(TenantPlacement::resources);
+            compiled.resources.extend(planned.map(Arc::new));
             let before = self.catalog.tenants.get(&name);
             // The controller's own resources stay as they were; `publish_now` updates them once all
             // tenants' claims are in.

@@ -15,6 +15,7 @@ mod parallel;
 mod plan_apply;
 mod prepare;
 pub mod source;
+mod tenant_compiler;
 mod tenant_sources;
 mod turns;
 
@@ -26,4 +27,5 @@ pub use prepare::{
     WriteEdits, clashes, compile_allowance, excesses,
 };
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
+pub use tenant_compiler::{TenantCompiler, TenantCompilers};
 pub use tenant_sources::TenantSources;

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use crate::parallel;
 use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
+use crate::tenant_compiler::TenantCompilers;
 use crate::tenant_sources::TenantSources;
 
 /// The state against which changes are prepared: everything as the catalog writer last committed
@@ -225,6 +226,7 @@ pub struct Preparer {
     pub store: Arc<Store>,
     pub metrics: Arc<ControllerMetrics>,
     pub limits: Arc<TenantLimits>,
+    pub compilers: TenantCompilers,
 }
 
 impl Preparer {
@@ -452,7 +454,14 @@ impl Preparer {
     ) -> ValidatedTenant {
         let begun = Instant::now();
         let max = compile_allowance(&self.limits, &sources.name);
-        let compiled = catch_panic(|| sources.compile(ids, max));
+        let compiled = catch_panic(|| {
+            self.compilers.with(&sources.name, |compiler| {
+                sources.compile(compiler, ids, max)
+            })
+        });
+        if sources.is_gone() {
+            self.compilers.forget(&sources.name);
+        }
         self.metrics.count(metrics::COMPILES, &[]);
         self.metrics
             .add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());

@@ -426,11 +426,8 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .into_iter()
         .map(|written| host(&at, written))
         .collect::<Result<_, ResourceDecodeError>>()?;
-    let matches = r
-        .matches
-        .into_iter()
-        .map(|m| http_match(&at, m))
-        .collect::<Result<Vec<_>, _>>()?;
+    let matches = r.matches.into_iter().map(|m| http_match(&at, m));
+    let matches = matches.collect::<Result<Vec<_>, _>>()?;
     // Without a match the rule could mean all requests or none.
     if matches.is_empty() {
         return at.err(

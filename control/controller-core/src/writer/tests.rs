@@ -41,6 +41,7 @@ impl WriterFixture {
             store,
             metrics: Arc::default(),
             limits,
+            compilers: Default::default(),
         });
         let publisher = CatalogPublisher {
             publish,
