@@ -141,10 +141,7 @@ pub fn build_ir_within(
     input: &CompileInput<'_>,
     max: CompiledSize,
 ) -> Result<(Option<Ir>, Vec<Diagnostic>), CompiledSize> {
-    let mut report = DiagnosticCollector::default();
-    let mut budget = ResourceBudget::new(max);
-    let checked = resolve::resolve(input, &mut budget, &mut report);
-    let ir = build::build(checked, &mut budget, &mut report);
+    let (ir, budget, report) = ir_within(input, max);
     match budget.is_exceeded() {
         true => Err(budget.used()),
         false => Ok((ir, report.into_sorted())),

@@ -7,14 +7,15 @@
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use canal_bench_micro::{BenchOperation, CompileBench, SETS, operations};
+use canal_bench_micro::{BenchOperation, CompileBench, ControllerBench, SETS, operations};
 use canal_model::route_table::RouteTable;
 use canal_router::{Router, RouterLimits};
 
 const USAGE: &str = "usage: canal-bench-micro [time | compile | instructions | once NAME COUNT]
   time          ns per operation (best of several rounds) and bytes per route; the default
-  compile       a tenant of 10,000 Services and 100,000 route rules: the first compile, and one
-                after a change of one route; exits with 1 if a bar is missed
+  compile       a tenant of 10,000 Services and 100,000 route rules: the first compile, one after
+                a change of one route, and all that the controller does for such a change;
+                exits with 1 if a bar is missed
   instructions  instructions per operation, counted by valgrind
   once          run one operation COUNT times, for profilers";
 
@@ -79,6 +80,11 @@ fn compile() -> ExitCode {
     row(name, changes, Some(Duration::from_millis(5)));
     eprintln!("comparing the result with a compile of the whole tenant ...");
     bench.check();
+    drop(bench);
+    eprintln!("changing {CHANGES} routes of a controller, one at a time ...");
+    let mut bench = ControllerBench::new();
+    let changes = (0..CHANGES).map(|at| bench.change(at)).collect();
+    row("controller's work for such a change", changes, None);
     ExitCode::from(u8::from(is_missed))
 }
 

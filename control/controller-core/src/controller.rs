@@ -124,7 +124,13 @@ impl Controller {
             basis: basis_now,
             trust: parts.trust.clone(),
         };
-        let (writer, stored_sets) = start_writer(&preparer, publisher, first, queues)?;
+        let (writer, stored_sets) = start_writer(
+            &preparer,
+            publisher,
+            first,
+            queues,
+            config.limits.compile_workers,
+        )?;
         let reconciler = first_plan(&parts, tiers).await;
 
         let (updates, key_sets) = mpsc::channel(KEY_SETS_WAITING_MAX);
@@ -271,17 +277,18 @@ async fn first_plan(parts: &ControllerParts, tiers: mpsc::Sender<TierUpdate>) ->
 /// Starts the catalog writer's thread. Returns it together with the key sets that the writer loaded
 /// from the store.
 fn start_writer(
-    preparer: &Preparer,
+    preparer: &Arc<Preparer>,
     publisher: CatalogPublisher,
     first: SourceUpdate,
     queues: WriterQueues,
+    workers: usize,
 ) -> Result<(JoinHandle<()>, BTreeSet<JwksRef>), ControllerError> {
     let sets = preparer.store.jwks()?;
     let stored = sets
         .iter()
         .map(|(tenant, uri, _)| (tenant.clone(), uri.clone()))
         .collect();
-    let writer = CatalogWriter::start(preparer, publisher, first, sets)?;
+    let writer = CatalogWriter::start(preparer, publisher, first, sets, workers)?;
     let thread = std::thread::Builder::new()
         .name("canal-writer".into())
         .spawn(move || {

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
@@ -37,6 +38,12 @@ use tokio::sync::{mpsc, watch};
 /// Maximum number of entries in each queue of the writer.
 /// As many changes may wait or be prepared at once (`QUEUED_CHANGES_MAX`), so that commits fit.
 pub(crate) const QUEUE_MAX: usize = 256;
+
+/// Time within which a tenant is compiled when the controller starts. After it the controller serves
+/// the others, and compiles the tenant again.
+/// A tenant within the default shares takes a few seconds without optimization. Nobody measured this
+/// value.
+const FIRST_COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A command to the writer, besides changes of tenants and of the cloud tier. Commands go ahead of
 /// all of those.
@@ -111,9 +118,10 @@ pub(crate) struct CatalogWriter {
 }
 
 impl CatalogWriter {
-    /// Loads the store and the first reading of the files, and publishes the result.
+    /// Loads the store and the first reading of the files, compiles all tenants on so many threads,
+    /// and publishes the result.
     pub(crate) fn start(
-        preparer: &Preparer,
+        preparer: &Arc<Preparer>,
         CatalogPublisher {
             publish,
             basis,
@@ -121,6 +129,7 @@ impl CatalogWriter {
         }: CatalogPublisher,
         files: SourceUpdate,
         key_sets: Vec<(TenantName, String, String)>,
+        workers: usize,
     ) -> Result<Self, StoreError> {
         let store = preparer.store.clone();
         let catalog = Catalog {
@@ -168,7 +177,8 @@ impl CatalogWriter {
                 .filter(|name| !writer.order.contains(name))
                 .cloned(),
         );
-        writer.begin(preparer, all, tenants)?;
+        let all = all.iter().filter_map(|name| tenants.remove(name)).collect();
+        writer.begin(preparer.first_sources(all, workers, FIRST_COMPILE_TIMEOUT))?;
         Ok(writer)
     }
 
@@ -240,20 +250,13 @@ impl CatalogWriter {
         Ok(tenants)
     }
 
-    /// Compiles all tenants, and publishes those that may go live in one generation.
-    fn begin(
-        &mut self,
-        preparer: &Preparer,
-        names: Vec<TenantName>,
-        mut tenants: BTreeMap<TenantName, TenantSources>,
-    ) -> Result<(), StoreError> {
+    /// Publishes those of all tenants that may go live in one generation. The first of them have
+    /// precedence, so that none can be published before all of them are compiled.
+    fn begin(&mut self, all: Vec<Prepared>) -> Result<(), StoreError> {
         let mut staged = BTreeMap::new();
         let mut next = Vec::new();
-        for name in names {
-            let Some(sources) = tenants.remove(&name) else {
-                continue;
-            };
-            let prepared = preparer.sources_after(None, sources);
+        for prepared in all {
+            let name = prepared.name.clone();
             if let Some(compiled) = self.settle_sources(prepared, &staged)? {
                 staged.insert(name.clone(), compiled.claims.clone());
                 next.push((name, compiled));
@@ -695,9 +698,11 @@ impl CatalogWriter {
             self.withheld.remove(name);
             return compiled;
         }
-        let is_excess = objections
-            .iter()
-            .any(|objection| objection.reason.is_excess());
+        let has = |is: fn(WithheldReason) -> bool| objections.iter().any(|it| is(it.reason));
+        let (is_excess, is_clash) = (
+            has(WithheldReason::is_excess),
+            has(|reason| reason == WithheldReason::Clash),
+        );
         // Every later change is objected to again; only the first is logged.
         if self.withheld.insert(name.clone()) {
             let reasons: BTreeSet<WithheldReason> = objections
@@ -734,6 +739,9 @@ impl CatalogWriter {
         compiled.resources = before.map(own_resources).unwrap_or_default();
         compiled.claims = match before {
             Some(b) => b.claims.clone(),
+            // The state in force before the start may be this one, so no other tenant may take its
+            // claims.
+            None if is_excess && !is_clash => compiled.claims,
             None => TenantClaims {
                 tenant: name.clone(),
                 isolation: None,

@@ -11,6 +11,7 @@ mod answer;
 pub mod applied;
 mod changes;
 pub mod files;
+mod parallel;
 mod plan_apply;
 mod prepare;
 pub mod source;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{Catalog, CompiledTenant};
@@ -17,6 +17,7 @@ use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_store::{ObjectEdit, Store, StoreError};
 use tokio::sync::oneshot;
 
+use crate::parallel;
 use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
 use crate::tenant_compiler::TenantCompilers;
@@ -109,18 +110,22 @@ pub enum WithheldReason {
     /// The route tables that gateways build of its resources have more bytes than the tenant's
     /// share.
     RouteTableBytes,
+    /// Compiling it took too long when the controller started.
+    CompileTime,
     /// The controller failed on it, which is a bug in the controller.
     Panic,
 }
 
 impl WithheldReason {
-    /// Returns whether the state exceeds a share of the tenant, or a whole limit.
+    /// Returns whether the state exceeds a share of the tenant, or a whole limit. The objects of such
+    /// a state may be valid, and may have been in force before the controller started.
     pub fn is_excess(self) -> bool {
         match self {
             Self::ConfigurationBytes
             | Self::CompiledBytes
             | Self::CompiledResources
-            | Self::RouteTableBytes => true,
+            | Self::RouteTableBytes
+            | Self::CompileTime => true,
             Self::Clash | Self::Panic => false,
         }
     }
@@ -133,6 +138,7 @@ impl WithheldReason {
             Self::CompiledBytes => "compiled_bytes",
             Self::CompiledResources => "compiled_resources",
             Self::RouteTableBytes => "route_table_bytes",
+            Self::CompileTime => "compile_time",
             Self::Panic => "panic",
         }
     }
@@ -208,6 +214,12 @@ pub(crate) struct PreparedWrite {
     /// Change to commit; `None` if the request is refused, is a dry run, or changes nothing.
     pub(crate) commit: Option<Prepared>,
 }
+
+/// A tenant's sources, and the IDs of its services or the error if the store assigned none.
+type BoundSources = (
+    TenantSources,
+    Result<BTreeMap<ServiceKey, ServiceId>, StoreError>,
+);
 
 /// Prepares changes. All methods block for a time that grows with the size of the tenant.
 pub struct Preparer {
@@ -340,30 +352,100 @@ impl Preparer {
         differs.then(|| self.sources_after(before, after))
     }
 
+    /// Compiles the first sources of many tenants as [`Preparer::sources_after`] does, at most
+    /// `workers` at the same time. A tenant that takes longer than `timeout` is withheld, so that it
+    /// does not delay the start for all others. IDs are assigned in the order of the tenants.
+    pub fn first_sources(
+        self: &Arc<Self>,
+        all: Vec<TenantSources>,
+        workers: usize,
+        timeout: Duration,
+    ) -> Vec<Prepared> {
+        let bound = all.into_iter().map(|sources| self.bind(None, sources));
+        let (all, ids): (Vec<_>, Vec<_>) = bound.unzip();
+        let all: Vec<_> = all.into_iter().map(Arc::new).collect();
+        let (ids, errors): (Vec<_>, Vec<_>) = ids
+            .into_iter()
+            .map(|ids| ids.map_or_else(|e| (None, Some(e)), |ids| (Some(ids), None)))
+            .unzip();
+        let preparer = self.clone();
+        let compiled = parallel::map_within(
+            all.iter().cloned().zip(ids).collect(),
+            workers,
+            timeout,
+            move |(sources, ids)| Some(preparer.validate(sources, ids.as_ref()?)),
+        );
+        let all = all.into_iter().zip(errors).zip(compiled);
+        all.map(|((after, error), compiled)| Prepared {
+            name: after.name.clone(),
+            before: None,
+            validated: match error {
+                Some(error) => Err(error),
+                None => {
+                    let validated = compiled.flatten();
+                    Ok(validated.unwrap_or_else(|| self.give_up(&after, timeout)))
+                }
+            },
+            after,
+            write: None,
+        })
+        .collect()
+    }
+
+    /// Returns the state of a tenant whose first compilation takes too long: its claims, which no
+    /// other tenant may take before it is compiled, and nothing else.
+    fn give_up(&self, sources: &TenantSources, timeout: Duration) -> ValidatedTenant {
+        let finding = Diagnostic {
+            severity: Severity::Error,
+            code: Code::LimitExceeded,
+            origin: None,
+            object: None,
+            field: String::new(),
+            problem: format!(
+                "compiling tenant {} took longer than {} s when the controller started; its data planes keep what they hold, and it is compiled again",
+                sources.name,
+                timeout.as_secs()
+            ),
+            fix: "if that lasts, delete or shorten objects".into(),
+        };
+        let max = compile_allowance(&self.limits, &sources.name);
+        ValidatedTenant {
+            compiled: CompiledTenant {
+                claims: sources.claims(max),
+                ..sources.uncompiled()
+            },
+            size: CompiledSize::default(),
+            objections: vec![Objection::new(WithheldReason::CompileTime, finding)],
+        }
+    }
+
     /// Compiles a tenant's changed sources and assigns IDs to its services permanently.
     pub fn sources_after(
         &self,
         before: Option<Arc<TenantSources>>,
-        mut after: TenantSources,
+        after: TenantSources,
     ) -> Prepared {
+        let (after, ids) = self.bind(before.as_deref(), after);
+        Prepared {
+            name: after.name.clone(),
+            before,
+            validated: ids.map(|ids| self.validate(&after, &ids)),
+            after: Arc::new(after),
+            write: None,
+        }
+    }
+
+    /// Checks the bytes of a tenant's changed sources and assigns IDs to its services permanently.
+    fn bind(&self, before: Option<&TenantSources>, mut after: TenantSources) -> BoundSources {
         if let Err(excess) = self.limits.configuration.check(&after.name, after.bytes()) {
             // A source that is read cannot be refused like a request, so its earlier content stays
             // in force.
             tracing::warn!(tenant = %after.name, why = %excess, "sources: refused the content of a tenant's files; its earlier content stays in force");
-            after.refuse_growth(before.as_deref(), &excess);
+            after.refuse_growth(before, &excess);
         }
         let keys: Vec<ServiceKey> = after.service_keys().into_iter().collect();
-        let validated = self
-            .store
-            .service_ids(&keys, now_seconds())
-            .map(|ids| self.validate(&after, &ids));
-        Prepared {
-            name: after.name.clone(),
-            before,
-            after: Arc::new(after),
-            validated,
-            write: None,
-        }
+        let ids = self.store.service_ids(&keys, now_seconds());
+        (after, ids)
     }
 
     /// Compiles the sources, and checks the size of the result. The work stops at the tenant's
@@ -420,8 +502,8 @@ pub fn compile_allowance(limits: &TenantLimits, tenant: &TenantName) -> Compiled
     }
 }
 
-/// Returns an objection for each share of which a compilation within `max` exceeded its part, and
-/// counts the refusals. A share that grew while the compiler worked does not help: the resources are
+/// Returns an objection for each share that a compilation within `max` exceeded, and counts the
+/// refusals. A share that grew while the compiler worked does not help: the resources are
 /// not complete.
 pub fn excesses(
     limits: &TenantLimits,

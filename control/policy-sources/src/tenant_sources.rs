@@ -7,11 +7,11 @@ use std::sync::Arc;
 use canal_catalog::{CatalogObject, CompiledTenant, PolicyOrigin};
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
-use canal_compiler::{CompileInput, service_keys};
+use canal_compiler::{CompileInput, compile_within, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
-use canal_model::policy::{Document, ObjectKey};
+use canal_model::policy::{Document, Object, ObjectKey};
 use canal_sources::pinpoint;
 
 use crate::applied::AppliedObjects;
@@ -289,6 +289,25 @@ impl TenantSources {
             },
             size,
         )
+    }
+
+    /// Returns what the tenant claims of what all tenants share. Only its Tenant and GatewayReplicas
+    /// decide that, so nothing else is compiled.
+    pub(crate) fn claims(&self, max: CompiledSize) -> TenantClaims {
+        let objects = self.objects().into_iter().map(|object| object.document);
+        let claiming = |document: &Arc<Document>| {
+            matches!(
+                document.object,
+                Object::Tenant(_) | Object::GatewayReplica(_)
+            )
+        };
+        let input = CompileInput {
+            tenant: &self.name,
+            documents: &objects.filter(claiming).collect::<Vec<_>>(),
+            service_ids: &BTreeMap::new(),
+            jwks: &BTreeMap::new(),
+        };
+        compile_within(&input, max).claims
     }
 
     /// Returns the result for a failed compilation: the objects, and no resources.

@@ -10,7 +10,7 @@ use crate::config::ControllerLimits;
 /// A writer without tenants, with its store and its queues.
 struct WriterFixture {
     _dir: tempfile::TempDir,
-    preparer: Preparer,
+    preparer: Arc<Preparer>,
     writer: CatalogWriter,
     catalogs: watch::Receiver<Arc<Catalog>>,
 }
@@ -37,19 +37,19 @@ impl WriterFixture {
             certificates,
         )
         .unwrap();
-        let preparer = Preparer {
+        let preparer = Arc::new(Preparer {
             store,
             metrics: Arc::default(),
             limits,
             compilers: Default::default(),
-        };
+        });
         let publisher = CatalogPublisher {
             publish,
             basis,
             trust: Arc::new(trust),
         };
         let files = SourceUpdate::nothing(PolicyOrigin::Files);
-        let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new()).unwrap();
+        let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new(), 1).unwrap();
         Self {
             _dir: dir,
             preparer,
@@ -247,4 +247,80 @@ fn a_withheld_state_leaves_everything_of_the_former_in_force() {
     let after = fixture.catalogs.borrow().tenants[&alpha].clone();
     assert!(after.withheld.is_none() && Arc::ptr_eq(after.objects_in_force(), &after.objects));
     assert_ne!(after.ingress.addresses, before.ingress.addresses);
+}
+
+/// After a start the controller does not know whether such a state was in force before.
+#[test]
+fn a_state_that_exceeds_a_limit_at_the_start_keeps_its_claims() {
+    let fixture = WriterFixture::new();
+    let finding = *fixture
+        .preparer
+        .limits
+        .compiled
+        .check(&"alpha".parse().unwrap(), u64::MAX)
+        .unwrap_err();
+    let names = ["alpha", "beta", "gamma"];
+    // All have the same VNI.
+    let first = names.map(|name| sources(name, &[("edge", "10.9.0.1")]));
+    let preparer = &fixture.preparer;
+    let mut first = preparer.first_sources(first.into(), 2, FIRST_COMPILE_TIMEOUT);
+    let order: Vec<_> = first.iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(order, names);
+    let objection = Objection::new(WithheldReason::CompileTime, finding);
+    first[0]
+        .validated
+        .as_mut()
+        .unwrap()
+        .objections
+        .push(objection);
+    let WriterFixture {
+        _dir,
+        mut writer,
+        catalogs,
+        ..
+    } = fixture;
+    writer.begin(first).unwrap();
+    let catalog = catalogs.borrow().clone();
+    let [alpha, beta, gamma] =
+        names.map(|name| &catalog.tenants[&name.parse::<TenantName>().unwrap()]);
+    assert!(!alpha.complete, "its data planes keep what they hold");
+    assert!(alpha.claims.isolation.is_some() && alpha.of(ResourceKind::Tenant).count() == 0);
+    for later in [beta, gamma] {
+        assert!(later.claims.isolation.is_none(), "{:?}", later.claims);
+        let reasons = &later.withheld.as_ref().unwrap().reasons;
+        assert!(
+            reasons.iter().any(|it| it.problem.contains("alpha")),
+            "{reasons:?}"
+        );
+    }
+}
+
+#[test]
+fn a_tenant_that_is_compiled_too_long_delays_no_start() {
+    let fixture = WriterFixture::new();
+    let slow = sources("alpha", &[("edge", "10.9.0.1")]);
+    let claims = fixture
+        .preparer
+        .sources_after(None, slow.clone())
+        .validated
+        .unwrap()
+        .compiled
+        .claims;
+    assert!(claims.isolation.is_some());
+    // No compilation ends within no time, unless it ends before the others are given up.
+    let preparer = &fixture.preparer;
+    let found = std::iter::repeat_with(|| {
+        let mut first = preparer.first_sources(vec![slow.clone()], 1, Duration::ZERO);
+        first.remove(0).validated.unwrap()
+    });
+    let given_up = found
+        .take(1_000)
+        .find(|it| !it.objections.is_empty())
+        .unwrap();
+    let [objection] = given_up.objections.as_slice() else {
+        panic!("{:?}", given_up.objections)
+    };
+    assert_eq!(objection.reason, WithheldReason::CompileTime);
+    assert_eq!(given_up.compiled.claims, claims);
+    assert_eq!(given_up.compiled.objects.len(), 3);
 }
