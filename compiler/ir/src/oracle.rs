@@ -17,8 +17,8 @@
 
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
-    RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
+    AUTHORITY, AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, METHOD,
+    PathMatch, RouteAction, RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
 };
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_cors::CorsPolicy;
@@ -277,11 +277,11 @@ pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> 
         && http
             .headers
             .iter()
-            .all(|header| text_holds(header, header_value(request, &header.name).as_deref()))
-        && http
-            .query
-            .iter()
-            .all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
+            .all(|header| header_holds(header, request))
+        && http.query.iter().all(|parameter| {
+            query_value(query, &parameter.name)
+                .is_some_and(|value| text_holds(&parameter.value, value))
+        })
 }
 
 pub fn normal_host(host: &str) -> String {
@@ -317,20 +317,32 @@ fn path_holds(written: &PathMatch, path: &str) -> bool {
     }
 }
 
-fn header_value(request: &OracleRequest, name: &str) -> Option<String> {
-    let values: Vec<&str> = request
-        .headers
-        .iter()
-        .filter(|(sent, _)| sent.eq_ignore_ascii_case(name))
-        .map(|(_, value)| value.as_str())
-        .collect();
-    // Cookies are one line, into which HTTP/2 may split it (RFC 9113 §8.2.3).
-    let separator = if name.eq_ignore_ascii_case("cookie") {
-        "; "
-    } else {
-        ","
+fn header_holds(condition: &ValueMatch, request: &OracleRequest) -> bool {
+    let name = condition.name.as_str();
+    let lines: Vec<String> = match name {
+        METHOD => vec![request.method.clone()],
+        AUTHORITY => {
+            let host = normal_host(&request.host);
+            vec![host.trim_matches(['[', ']']).to_owned()]
+        }
+        _ => {
+            let headers = request.headers.iter();
+            let same = headers.filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
+            same.map(|(_, value)| value.clone()).collect()
+        }
     };
-    (!values.is_empty()).then(|| values.join(separator))
+    // Cookies are one line, into which HTTP/2 may split it (RFC 9113 §8.2.3).
+    let separator = if name == "cookie" { "; " } else { "," };
+    let joined = (!lines.is_empty()).then(|| lines.join(separator));
+    match &condition.value {
+        TextMatch::Not(unwanted) => {
+            let is_compared = lines.is_empty() && **unwanted != TextMatch::Present;
+            let missing = is_compared.then(String::new);
+            let mut texts = lines.iter().chain(&joined).chain(&missing);
+            !texts.any(|text| text_holds(unwanted, text))
+        }
+        wanted => joined.is_some_and(|text| text_holds(wanted, &text)),
+    }
 }
 
 fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
@@ -343,13 +355,13 @@ fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
-fn text_holds(condition: &ValueMatch, value: Option<&str>) -> bool {
-    let Some(value) = value else { return false };
-    match &condition.value {
-        TextMatch::Exact(exact) => value == exact,
-        TextMatch::Prefix(prefix) => value.starts_with(prefix.as_str()),
-        TextMatch::Regex(pattern) => regex_holds(pattern, value),
+fn text_holds(condition: &TextMatch, text: &str) -> bool {
+    match condition {
+        TextMatch::Exact(exact) => text == exact,
+        TextMatch::Prefix(prefix) => text.starts_with(prefix.as_str()),
+        TextMatch::Regex(pattern) => regex_holds(pattern, text),
         TextMatch::Present => true,
+        TextMatch::Not(unwanted) => !text_holds(unwanted, text),
     }
 }
 

@@ -447,12 +447,16 @@ pub fn http_match(http: &HttpMatch) -> String {
 }
 
 fn condition(what: &str, condition: &ValueMatch) -> String {
-    let name = &condition.name;
-    match &condition.value {
-        TextMatch::Exact(value) => format!("{what} {name} = {value:?}"),
-        TextMatch::Prefix(value) => format!("{what} {name} from {value:?}"),
-        TextMatch::Regex(value) => format!("{what} {name} ~ {value:?}"),
-        TextMatch::Present => format!("{what} {name} present"),
+    format!("{what} {} {}", condition.name, text(&condition.value))
+}
+
+fn text(condition: &TextMatch) -> String {
+    match condition {
+        TextMatch::Exact(value) => format!("= {value:?}"),
+        TextMatch::Prefix(value) => format!("from {value:?}"),
+        TextMatch::Regex(value) => format!("~ {value:?}"),
+        TextMatch::Present => "present".to_owned(),
+        TextMatch::Not(unwanted) => format!("not {}", text(unwanted)),
     }
 }
 
@@ -599,18 +603,13 @@ pub fn cors(policy: Option<&CorsPolicy>) -> String {
 /// Formats the mirrors of a rule, with a comma before each.
 pub fn mirrors(mirrors: &[RouteMirror]) -> String {
     let mirrors = mirrors.iter().map(|mirror| {
-        let of = if mirror.shadows_host {
-            " as -shadow"
-        } else {
-            ""
-        };
         let to = backend(&Backend {
             weight: 1,
             target: mirror.target.clone(),
             filters: None,
         });
         let to = to.strip_prefix("1 ").unwrap_or(&to);
-        format!(", {} copied to {to}{of}", percent(mirror.fraction))
+        format!(", {} copied to {to}", percent(mirror.fraction))
     });
     mirrors.collect()
 }

@@ -51,7 +51,7 @@ fn of_filters<'w>(
             ..issue
         });
         let fraction = fraction_of(mirror);
-        add(&mut mirrors, (target, fraction, false), &field, rule);
+        add(&mut mirrors, (target, fraction), &field, rule);
     }
     mirrors
 }
@@ -115,7 +115,7 @@ pub(super) fn of_virtual_service(
                 })
             }
         };
-        add(&mut mirrors, (target, fraction, true), "mirror", rule);
+        add(&mut mirrors, (target, fraction), "mirror", rule);
     }
     if mirror.is_some() && !several.is_empty() {
         let problem = "mirror and mirrors exclude each other; both are sent";
@@ -127,7 +127,7 @@ pub(super) fn of_virtual_service(
         let percentage = policy.percentage;
         let fraction = Ok(percentage.map_or(RequestFraction::ALL, |it| it.value.0));
         let field = format!("mirrors[{at}]");
-        add(&mut mirrors, (target, fraction, true), &field, rule);
+        add(&mut mirrors, (target, fraction), &field, rule);
     }
     mirrors
 }
@@ -173,17 +173,16 @@ pub(super) fn guard(
     });
 }
 
-/// A mirror as it is read: its target, its part of the requests, and whether it has Envoy's host.
+/// A mirror as it is read: its target and its part of the requests.
 type ReadMirror = (
     Result<BackendTarget, FieldIssue>,
     Result<RequestFraction, FieldIssue>,
-    bool,
 );
 
 /// Adds a mirror, unless it is broken or gets no request.
 fn add(
     mirrors: &mut Vec<RouteMirror>,
-    (target, fraction, shadows_host): ReadMirror,
+    (target, fraction): ReadMirror,
     field: &str,
     rule: &mut RuleContext<'_>,
 ) {
@@ -201,11 +200,7 @@ fn add(
             .with_code(Code::LimitExceeded);
         rule.warning(field, issue);
     } else if fraction != RequestFraction::NONE {
-        mirrors.push(RouteMirror {
-            target,
-            fraction,
-            shadows_host,
-        });
+        mirrors.push(RouteMirror { target, fraction });
     }
 }
 

@@ -421,7 +421,6 @@ impl ServiceRoutes {
             let drawn = route_mirrors::draw(&rule.mirrors, random).filter_map(|at| {
                 Some(SelectedMirror {
                     target: targets.get(at).copied()??,
-                    shadows_host: rule.mirrors[at].shadows_host,
                 })
             });
             filters = filters.with_mirrors(drawn.collect());

@@ -9,11 +9,7 @@ use crate::program as w;
 
 impl From<&RouteMirror> for w::RouteMirror {
     fn from(mirror: &RouteMirror) -> Self {
-        let RouteMirror {
-            target,
-            fraction,
-            shadows_host,
-        } = mirror;
+        let RouteMirror { target, fraction } = mirror;
         let target = encode::backend(&canal_model::program::Backend {
             weight: 1,
             target: target.clone(),
@@ -22,7 +18,6 @@ impl From<&RouteMirror> for w::RouteMirror {
         Self {
             target: Some(target),
             millionths: fraction.millionths(),
-            shadow_host: *shadows_host,
         }
     }
 }
@@ -39,7 +34,6 @@ pub(super) fn decode(
     Ok(RouteMirror {
         target,
         fraction: route_faults::fraction(at, "mirrors.millionths", received.millionths)?,
-        shadows_host: received.shadow_host,
     })
 }
 
@@ -47,14 +41,14 @@ pub(super) fn decode(
 #[cfg(test)]
 pub(super) fn samples() -> Vec<RouteMirror> {
     use canal_model::request_fraction::RequestFraction;
-    let mirror = |shadows_host| RouteMirror {
+    let mirror = |fraction| RouteMirror {
         target: BackendTarget::Service {
             service: "alpha/b/copies".parse().unwrap(),
             port: 80,
             subset: [("version".into(), "v2".into())].into(),
         },
-        fraction: RequestFraction::ALL,
-        shadows_host,
+        fraction,
     };
-    vec![mirror(true), mirror(false)]
+    let half = RequestFraction::of_millionths(500_000).expect("less than all");
+    vec![mirror(RequestFraction::ALL), mirror(half)]
 }
