@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod incremental;
 mod names;
 mod protocol;
 mod resolve;
@@ -20,6 +21,7 @@ pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress
 pub use canal_ir::{resource_budget, route_weight};
 pub use canal_ir::{text, text_security};
 pub use canal_scope::{claims, scope};
+pub use incremental::{IncrementalCompiler, Recompiled, ResourceChanges};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -52,12 +54,13 @@ pub struct CompileInput<'a> {
     pub jwks: &'a BTreeMap<String, String>,
 }
 
-/// The result of compiling one tenant.
+/// The result of compiling one tenant. [`IncrementalCompiler`] shares the resources with its later
+/// results.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompileOutput {
+pub struct CompileOutput<R = Resource> {
     /// Resources with parents first, sorted by name within a kind. Empty without a valid Tenant
     /// object.
-    pub resources: Vec<Resource>,
+    pub resources: Vec<R>,
     /// Diagnostics sorted by severity, errors first, then by object. Their positions are those of
     /// the objects; `canal_sources::pinpoint` finds the position of the field.
     pub diagnostics: Vec<Diagnostic>,
@@ -76,6 +79,23 @@ pub struct CompileOutput {
     pub size: CompiledSize,
     /// True if the resources exceed their limit. Compiling stopped there, and `resources` is empty.
     pub is_stopped: bool,
+}
+
+impl CompileOutput {
+    /// Returns the same result with resources that can be shared.
+    fn into_shared(self) -> CompileOutput<Arc<Resource>> {
+        CompileOutput {
+            resources: self.resources.into_iter().map(Arc::new).collect(),
+            diagnostics: self.diagnostics,
+            claims: self.claims,
+            homes: self.homes,
+            ingress: self.ingress,
+            federations: self.federations,
+            jwks: self.jwks,
+            size: self.size,
+            is_stopped: self.is_stopped,
+        }
+    }
 }
 
 /// Returns the services for which [`compile()`] needs ids. They include those that stand for
@@ -112,6 +132,25 @@ pub(crate) fn has_tier_service(spec: &TenantSpec) -> bool {
     !spec.gateway_cidrs.is_empty() && !spec.ingress_network
 }
 
+/// Builds the IR of a tenant as [`build_ir`] does, and stops as soon as its resources exceed `max`,
+/// as [`compile_within`] does. With the same `max` both close the same listeners.
+///
+/// # Errors
+/// The resources exceed `max`. The error is their size when the work stopped.
+pub fn build_ir_within(
+    input: &CompileInput<'_>,
+    max: CompiledSize,
+) -> Result<(Option<Ir>, Vec<Diagnostic>), CompiledSize> {
+    let mut report = DiagnosticCollector::default();
+    let mut budget = ResourceBudget::new(max);
+    let checked = resolve::resolve(input, &mut budget, &mut report);
+    let ir = build::build(checked, &mut budget, &mut report);
+    match budget.is_exceeded() {
+        true => Err(budget.used()),
+        false => Ok((ir, report.into_sorted())),
+    }
+}
+
 /// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and
 /// a diagnostic.
 pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
@@ -122,10 +161,29 @@ pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
 /// memory that it used until then is a small multiple of `max` and of the size of the objects,
 /// regardless of their content.
 pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOutput {
+    let (ir, budget, report) = ir_within(input, max);
+    output_of(input, ir, &budget, report)
+}
+
+/// Builds the IR, and stops as soon as its resources exceed `max`.
+fn ir_within(
+    input: &CompileInput<'_>,
+    max: CompiledSize,
+) -> (Option<Ir>, ResourceBudget, DiagnosticCollector) {
     let mut report = DiagnosticCollector::default();
     let mut budget = ResourceBudget::new(max);
     let checked = resolve::resolve(input, &mut budget, &mut report);
     let ir = build::build(checked, &mut budget, &mut report);
+    (ir, budget, report)
+}
+
+/// Lowers the IR.
+fn output_of(
+    input: &CompileInput<'_>,
+    ir: Option<Ir>,
+    budget: &ResourceBudget,
+    report: DiagnosticCollector,
+) -> CompileOutput {
     let diagnostics = report.into_sorted();
     let claims = ir.as_ref().map_or_else(
         || TenantClaims {
@@ -145,13 +203,8 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
         .map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone()))
         .unwrap_or_default();
     let mut resources = ir.map(lower::tenant).unwrap_or_default();
-    // Not every kind of resource is counted while it is made; those that are not grow with the
-    // objects only.
-    let size = CompiledSize {
-        resources: budget.used().resources.max(resources.len() as u64),
-        ..budget.used()
-    };
-    let is_stopped = size.exceeds(&max);
+    let size = size_of(budget.used(), resources.len());
+    let is_stopped = size.exceeds(&budget.limit());
     if is_stopped {
         resources = Vec::new();
     }
@@ -168,13 +221,19 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
     }
 }
 
+/// Returns the size of so many resources, of which `used` was counted. Not every kind of resource is
+/// counted while it is made; those that are not grow with the objects only.
+fn size_of(used: CompiledSize, resources: usize) -> CompiledSize {
+    CompiledSize {
+        resources: used.resources.max(resources as u64),
+        ..used
+    }
+}
+
 /// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant
 /// object.
 pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
-    let mut report = DiagnosticCollector::default();
-    let mut budget = ResourceBudget::new(CompiledSize::UNLIMITED);
-    let checked = resolve::resolve(input, &mut budget, &mut report);
-    let ir = build::build(checked, &mut budget, &mut report);
+    let (ir, _, report) = ir_within(input, CompiledSize::UNLIMITED);
     (ir, report.into_sorted())
 }
 

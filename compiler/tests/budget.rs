@@ -7,7 +7,7 @@ use std::fmt::Write;
 use canal_compiler::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 use canal_compiler::resource_budget::CompiledSize;
 use canal_compiler::route_weight::{AUTOMATON_BYTES, STATES_FACTOR};
-use canal_compiler::{CompileOutput, compile_within};
+use canal_compiler::{CompileOutput, build_ir_within, compile_within};
 
 use crate::parsed_tenant::ParsedTenant;
 
@@ -73,6 +73,13 @@ fn stops(yaml: &str, max: CompiledSize) {
         "{:?}",
         output.size
     );
+    let text = format!("{TENANT}---\n{yaml}");
+    let tenant = ParsedTenant::parse("alpha", "budget.yaml", &text);
+    // The IR alone, for the conditions of objects, stops at the same place.
+    let stopped = build_ir_within(&tenant.input(), max).unwrap_err();
+    assert!(stopped.exceeds(&max), "{stopped:?}");
+    let bytes = |size: &CompiledSize| (size.bytes, size.route_table_bytes);
+    assert_eq!(bytes(&stopped), bytes(&output.size));
     let twice = |amount: u64| amount.saturating_mul(2);
     let bound = CompiledSize {
         bytes: twice(max.bytes),

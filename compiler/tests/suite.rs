@@ -4,6 +4,7 @@
 mod budget;
 mod golden;
 mod host_matches;
+mod incremental;
 mod limits;
 mod load_balancers;
 mod parsed_tenant;

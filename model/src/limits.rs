@@ -25,6 +25,14 @@ pub const WEIGHT_MAX: u32 = 1_000_000;
 /// gets a copy of it.
 /// As long as the longest value of a header in a route.
 pub const CORS_LIST_BYTES_MAX: usize = 4096;
+/// Maximum number of groups of a regular expression that rewrites paths: `\9` is the last one that
+/// a substitution can name (RE2).
+pub const SUBSTITUTION_GROUPS_MAX: usize = 9;
+/// Maximum length in bytes of a path that a regular expression rewrites, before and after. Finding
+/// all matches may take time that grows with the square of it.
+pub const SUBSTITUTED_PATH_BYTES_MAX: usize = 8192;
+/// Maximum number of matches in one path that a regular expression rewrites.
+pub const SUBSTITUTIONS_PER_PATH_MAX: usize = 256;
 /// Maximum number of proxies between clients and a Gateway.
 /// Nobody measured this value; requests pass through a few proxies.
 pub const TRUSTED_PROXIES_MAX: u8 = 16;

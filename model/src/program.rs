@@ -607,6 +607,8 @@ pub struct RouteRule {
 pub struct RouteMirror {
     pub target: BackendTarget,
     pub fraction: RequestFraction,
+    /// Position of the backend whose requests are copied; `None` means those of all backends.
+    pub backend: Option<u16>,
 }
 
 /// A host to match, lower case, without port.

@@ -84,6 +84,19 @@ pub struct UrlRewrite {
     /// New host, with a port if one is written.
     pub host: Option<String>,
     pub path: Option<PathRewrite>,
+    /// Changes the path in place of `path`, which is then absent.
+    pub path_regex: Option<RegexSubstitution>,
+}
+
+/// Replaces each text in the path that a regular expression matches (Envoy's `regex_rewrite`). The
+/// query stays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegexSubstitution {
+    /// RE2 syntax. It may match any part of the path.
+    pub pattern: String,
+    /// Text that takes the place of each match. `\1` to `\9` stand for the groups of the match, `\0`
+    /// for all of it, and `\\` for a backslash.
+    pub substitution: String,
 }
 
 /// The response that the gateway sends itself to the requests of a rule. The response headers of

@@ -36,6 +36,12 @@ impl StatusCondition {
         }
     }
 
+    /// Returns the condition of an object that is not in force yet.
+    fn pending(kind: &'static str) -> Self {
+        let message = "the tenant's newest configuration is withheld";
+        Self::negative(kind, "Pending", message)
+    }
+
     fn negative(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -87,12 +93,7 @@ pub fn conditions(
     ir: &Ir,
     diagnostics: &[Diagnostic],
 ) -> Vec<ObjectConditions> {
-    let mut reported: BTreeMap<&ObjectKey, Vec<&Diagnostic>> = BTreeMap::new();
-    for diagnostic in diagnostics {
-        if let Some(object) = &diagnostic.object {
-            reported.entry(object).or_default().push(diagnostic);
-        }
-    }
+    let reported = by_object(diagnostics);
     let of_documents = documents.iter().filter_map(|document| {
         let key = document.object.key();
         let own = reported.get(&key).map_or(&[][..], Vec::as_slice);
@@ -111,6 +112,39 @@ pub fn conditions(
     count_listener_sets(documents, &mut all);
     all.sort_by(|a, b| a.object.cmp(&b.object));
     all
+}
+
+/// Returns the conditions of objects of Gateway API of which no text is in force, because the newest
+/// state of the tenant is withheld. `diagnostics` are those of that state.
+pub fn pending(documents: &[Arc<Document>], diagnostics: &[Diagnostic]) -> Vec<ObjectConditions> {
+    let reported = by_object(diagnostics);
+    let of_documents = documents.iter().filter_map(|document| {
+        let key = document.object.key();
+        let own = reported.get(&key).map_or(&[][..], Vec::as_slice);
+        let of_object = ObjectDiagnostics { document, own };
+        match &document.object {
+            Object::GatewayClass(_) => gateways::pending(key, &["Accepted"], &of_object),
+            Object::Gateway(_) | Object::ListenerSet(_) => {
+                gateways::pending(key, &["Accepted", "Programmed"], &of_object)
+            }
+            object => Some(routes::pending(
+                key,
+                parents_and_rules(object)?.0,
+                &of_object,
+            )),
+        }
+    });
+    of_documents.collect()
+}
+
+fn by_object(diagnostics: &[Diagnostic]) -> BTreeMap<&ObjectKey, Vec<&Diagnostic>> {
+    let mut reported: BTreeMap<&ObjectKey, Vec<&Diagnostic>> = BTreeMap::new();
+    for diagnostic in diagnostics {
+        if let Some(object) = &diagnostic.object {
+            reported.entry(object).or_default().push(diagnostic);
+        }
+    }
+    reported
 }
 
 /// Sets the number of accepted ListenerSets of each Gateway.

@@ -19,8 +19,16 @@ pub(crate) fn check(documents: &[Arc<Document>], ir: &Ir, report: &mut AnalysisD
     let of_services = ir.services.values().map(|service| &service.routes);
     let of_gateways = ir.ingress.iter().map(|gateway| &gateway.routes);
     for table in of_services.chain(of_gateways) {
-        for http in table.rules().iter().flat_map(|rule| &rule.matches) {
-            check_match(documents, http, report);
+        for rule in table.rules() {
+            for http in &rule.matches {
+                check_match(documents, http, report);
+            }
+            let filters = rule.filters.as_deref();
+            let regex = filters.and_then(|filters| filters.rewrite.path_regex.as_ref());
+            if let Some((regex, http)) = regex.zip(rule.matches.first()) {
+                let cost = pattern::substitution_cost(regex);
+                check_cost(documents, http, &regex.pattern, cost, report);
+            }
         }
     }
 }
@@ -33,29 +41,46 @@ fn check_match(documents: &[Arc<Document>], http: &HttpMatch, report: &mut Analy
     let values = http.headers.iter().chain(&http.query);
     let of_values = values.filter_map(|condition| condition.value.regex());
     for expression in path.into_iter().chain(of_values) {
-        let Ok(bytes) = pattern::cost(expression) else {
-            continue;
-        };
-        if bytes <= REGEXES_PER_SERVICE_BYTES_MAX / FITTING_MIN {
-            continue;
-        }
-        let object = &http.precedence.object;
-        let document = documents.iter().find(|document| {
-            let key = document.object.key();
-            *object == format!("{}/{}/{}", key.kind, key.namespace, key.name)
-        });
-        let Some(document) = document else { continue };
-        let list = match document.object.kind() {
-            ObjectKind::VirtualService => "http",
-            _ => "rules",
-        };
-        // A diagnostic stays short, however long the expression is.
-        let short: String = expression.chars().take(80).collect();
-        let problem = format!(
-            "the regular expression {short:?} takes {bytes} of the {REGEXES_PER_SERVICE_BYTES_MAX} bytes that those of a Service may take"
+        check_cost(
+            documents,
+            http,
+            expression,
+            pattern::cost(expression),
+            report,
         );
-        let fix = "match exactly or by a prefix, or write fewer and smaller repetitions";
-        let field = format!("spec.{list}[{}]", http.precedence.indexes[0]);
-        report.warn(Code::CostlyRegex, document, field, problem, fix);
     }
+}
+
+/// Reports an expression of the rule with this match if it takes much.
+fn check_cost(
+    documents: &[Arc<Document>],
+    http: &HttpMatch,
+    expression: &str,
+    cost: Result<usize, String>,
+    report: &mut AnalysisDiagnostics,
+) {
+    let costly = cost
+        .ok()
+        .filter(|bytes| *bytes > REGEXES_PER_SERVICE_BYTES_MAX / FITTING_MIN);
+    let Some(bytes) = costly else {
+        return;
+    };
+    let object = &http.precedence.object;
+    let document = documents.iter().find(|document| {
+        let key = document.object.key();
+        *object == format!("{}/{}/{}", key.kind, key.namespace, key.name)
+    });
+    let Some(document) = document else { return };
+    let list = match document.object.kind() {
+        ObjectKind::VirtualService => "http",
+        _ => "rules",
+    };
+    // A diagnostic stays short, however long the expression is.
+    let short: String = expression.chars().take(80).collect();
+    let problem = format!(
+        "the regular expression {short:?} takes {bytes} of the {REGEXES_PER_SERVICE_BYTES_MAX} bytes that those of a Service may take"
+    );
+    let fix = "match exactly or by a prefix, or write fewer and smaller repetitions";
+    let field = format!("spec.{list}[{}]", http.precedence.indexes[0]);
+    report.warn(Code::CostlyRegex, document, field, problem, fix);
 }

@@ -155,10 +155,16 @@ impl DiagnosticCollector {
                 "correct those that are listed".to_owned(),
             ));
         }
-        self.diagnostics.sort_by(|a, b| {
+        Self::sorted(self.diagnostics)
+    }
+
+    /// Sorts diagnostics as [`DiagnosticCollector::into_sorted`] does. Those of one object at one place
+    /// keep their order.
+    pub fn sorted(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
+        diagnostics.sort_by(|a, b| {
             (a.severity, &a.object, &a.origin).cmp(&(b.severity, &b.object, &b.origin))
         });
-        self.diagnostics
+        diagnostics
     }
 }
 

@@ -38,6 +38,15 @@ pub struct DirectSettings {
     pub services: BTreeMap<ServiceKey, DirectPreference>,
 }
 
+impl DirectSettings {
+    /// Returns whether the path to one of the Service's ports may depend on the Service's routes. Ports
+    /// that are not opaque need a gateway even without routes, unless the Service requests the direct
+    /// path; and opaque ports have no routes.
+    pub fn depends_on_routes(&self, service: &ServiceKey) -> bool {
+        !self.is_off && self.services.get(service) == Some(&DirectPreference::Wanted)
+    }
+}
+
 /// A Service's preference for the direct path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectPreference {

@@ -34,7 +34,7 @@ pub const DIRECT_RESPONSE_BODY_BYTES_MAX: usize = 4096;
 /// It is larger for the reason of [`RULES_PER_ROUTE_MAX`]. With the largest weights, the sum fits
 /// into 32 bits (asserted below).
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
-/// Maximum number of mirrors of one rule. Further ones get no requests.
+/// Maximum number of mirrors of one rule and its backends together. Further ones get no requests.
 /// Each request costs one more for each of them. Nobody measured this value.
 pub const MIRRORS_PER_RULE_MAX: usize = 8;
 /// Maximum number of hosts of one route object (Gateway API allows 16).

@@ -132,7 +132,7 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest, backend: usize) -> Option<For
     };
     let of_backend = backends.get(backend)?.filters.as_deref();
     let filters = [rule.filters.as_deref(), of_backend];
-    filters::forwarded(filters, &http.path, sent(request))
+    filters::forwarded(filters, &http.path, sent(request), pattern::substitute)
 }
 
 /// Returns the headers that the client receives of those that an endpoint of the backend with this

@@ -5,10 +5,18 @@
 use std::borrow::Cow;
 
 use regex_automata::meta::{self, Regex};
-use regex_automata::nfa::thompson::{self, WhichCaptures};
+use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
+use regex_automata::util::primitives::PatternID;
 use regex_automata::util::syntax;
 
-use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MAX};
+use canal_model::limits::{
+    SUBSTITUTED_PATH_BYTES_MAX, SUBSTITUTION_GROUPS_MAX, SUBSTITUTIONS_PER_PATH_MAX,
+};
+use canal_model::route_filters::RegexSubstitution;
+
+use crate::limits::{
+    REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MAX, TEXT_BYTES_MAX,
+};
 
 /// Returns the bytes of memory that a pattern needs.
 ///
@@ -27,33 +35,113 @@ struct PatternCost {
 }
 
 fn measure(pattern: &str) -> Result<PatternCost, String> {
-    if pattern.len() > REGEX_BYTES_MAX {
-        return Err(format!(
-            "the regular expression has {} bytes, more than {REGEX_BYTES_MAX}",
-            pattern.len()
-        ));
-    }
-    // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is
-    // put around it.
     let unicode = is_unicode_needed(pattern)?;
-    let automaton = thompson::Compiler::new()
-        .syntax(config(unicode))
-        .configure(
-            thompson::Config::new()
-                .utf8(false)
-                .which_captures(WhichCaptures::None)
-                .nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)),
-        )
-        .build(&anchor(pattern))
-        .map_err(|_| {
-            format!(
-                "the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"
-            )
-        })?;
+    let automaton = automaton(&anchor(pattern), unicode, WhichCaptures::None)?;
     Ok(PatternCost {
         bytes: automaton.memory_usage(),
         unicode,
     })
+}
+
+fn automaton(pattern: &str, unicode: bool, captures: WhichCaptures) -> Result<NFA, String> {
+    let limits = thompson::Config::new()
+        .utf8(false)
+        .which_captures(captures)
+        .nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX));
+    let mut compiler = thompson::Compiler::new();
+    let compiler = compiler.syntax(config(unicode)).configure(limits);
+    compiler.build(pattern).map_err(|_| too_large())
+}
+
+fn too_large() -> String {
+    format!("the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory")
+}
+
+/// Returns the bytes of memory that the expression of a substitution needs. A search keeps the
+/// places of all groups, so that they multiply it.
+///
+/// # Errors
+/// Fails with the problem as a sentence without a full stop, if the expression is invalid, exceeds a
+/// limit or lacks a group that the substitution names.
+pub fn substitution_cost(written: &RegexSubstitution) -> Result<usize, String> {
+    let unicode = is_unicode_needed(&written.pattern)?;
+    let automaton = automaton(&written.pattern, unicode, WhichCaptures::All)?;
+    let groups = automaton.group_info().group_len(PatternID::ZERO) - 1;
+    if groups > SUBSTITUTION_GROUPS_MAX {
+        return Err(format!(
+            "the regular expression has {groups} groups, more than {SUBSTITUTION_GROUPS_MAX}; (?:...) makes none"
+        ));
+    }
+    let is_of_path = |byte: u8| byte > b' ' && byte < 0x7f && !b"?#".contains(&byte);
+    if !written.substitution.bytes().all(is_of_path) {
+        return Err("the substitution has characters that are in no path".to_owned());
+    }
+    if written.substitution.len() > TEXT_BYTES_MAX {
+        return Err(format!(
+            "the substitution has more than {TEXT_BYTES_MAX} bytes"
+        ));
+    }
+    let mut rest = written.substitution.chars();
+    while let Some(next) = rest.next() {
+        if next != '\\' {
+            continue;
+        }
+        match rest.next() {
+            Some('\\') => {}
+            Some(digit @ '0'..='9') if digit as usize - '0' as usize <= groups => {}
+            Some(digit @ '0'..='9') => {
+                return Err(format!(
+                    "the substitution names group {digit}, and the regular expression has {groups}"
+                ));
+            }
+            _ => {
+                return Err(
+                    "a backslash of the substitution has neither a digit nor a backslash behind it"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    let bytes = automaton.memory_usage() * (1 + groups);
+    if bytes > REGEX_AUTOMATON_BYTES_MAX {
+        return Err(too_large());
+    }
+    Ok(bytes)
+}
+
+/// Replaces all matches in a path, as RE2's GlobalReplace does; `None` if the path exceeds a limit,
+/// before or after. It is slow and simple, and shares no code with data planes.
+pub fn substitute(written: &RegexSubstitution, path: &str) -> Option<String> {
+    let unicode = is_unicode_needed(&written.pattern).ok()?;
+    let mut builder = meta::Builder::new();
+    let builder = builder
+        .syntax(config(unicode))
+        .configure(Regex::config().utf8_empty(false));
+    let regex = builder.build(&written.pattern).ok()?;
+    let mut made = Vec::new();
+    let mut end = 0;
+    let mut count = 0;
+    // The iterator leaves out empty matches directly behind a match, as RE2 does.
+    for found in regex.captures_iter(path) {
+        let whole = found.get_match()?;
+        made.extend_from_slice(&path.as_bytes()[end..whole.start()]);
+        end = whole.end();
+        let mut rest = written.substitution.bytes();
+        while let Some(byte) = rest.next() {
+            match (byte, (byte == b'\\').then(|| rest.next()).flatten()) {
+                (_, Some(digit @ b'0'..=b'9')) => {
+                    let span = found.get_group(usize::from(digit - b'0'));
+                    made.extend(span.map_or(&[][..], |span| &path.as_bytes()[span.range()]));
+                }
+                (byte, _) => made.push(byte),
+            }
+        }
+        count += 1;
+    }
+    made.extend_from_slice(&path.as_bytes()[end..]);
+    let is_within = count <= SUBSTITUTIONS_PER_PATH_MAX
+        && path.len().max(made.len()) <= SUBSTITUTED_PATH_BYTES_MAX;
+    String::from_utf8(made).ok().filter(|_| is_within)
 }
 
 /// Compiles a pattern; `None` if [`cost`] refuses it.
@@ -130,8 +218,15 @@ fn anchor(pattern: &str) -> String {
 }
 
 /// Returns whether a pattern is valid with Unicode only. The error is the problem without Unicode,
-/// which is the common reading.
+/// which is the common reading. It reads the bare pattern, so that `a)|(b` does not become valid by
+/// a group that is put around it.
 fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
+    if pattern.len() > REGEX_BYTES_MAX {
+        return Err(format!(
+            "the regular expression has {} bytes, more than {REGEX_BYTES_MAX}",
+            pattern.len()
+        ));
+    }
     let parse = |unicode| {
         let parsed = syntax::parse_with(pattern, &config(unicode).nest_limit(REGEX_NESTING_MAX));
         parsed.map(drop).map_err(|error| {
@@ -212,6 +307,58 @@ mod tests {
             let problem = cost(&without_quotes(refused)).unwrap_err();
             assert!(problem.contains("unrecognized escape"), "{problem}");
         }
+    }
+
+    #[test]
+    fn substitutions_name_groups_that_exist() {
+        let of = |pattern: &str, substitution: &str| RegexSubstitution {
+            pattern: pattern.to_owned(),
+            substitution: substitution.to_owned(),
+        };
+        for (pattern, substitution, path, want) in [
+            ("^/v([0-9]+)/(.*)$", r"/\2/v\1\\", "/v1/a", "/a/v1\\"),
+            ("b*", "bb", "/ccb", "bb/bbcbbcbb"),
+            ("(x)|b", r"<\1\0>", "/abb", "/a<b><b>"),
+            ("x", "y", "/a", "/a"),
+        ] {
+            let written = of(pattern, substitution);
+            assert!(substitution_cost(&written).is_ok(), "{pattern}");
+            assert_eq!(
+                substitute(&written, path).as_deref(),
+                Some(want),
+                "{pattern}"
+            );
+        }
+        let groups = "(a)".repeat(SUBSTITUTION_GROUPS_MAX);
+        assert!(substitution_cost(&of(&groups, "")).is_ok());
+        let large = "(abc[d-z]){600}";
+        assert!(substitution_cost(&of(large, "")).is_ok());
+        for (pattern, substitution, problem) in [
+            ("(", "", "not valid"),
+            ("a)|(b", "", "not valid"),
+            (
+                "(a)",
+                r"\2",
+                "names group 2, and the regular expression has 1",
+            ),
+            ("a", r"\", "backslash"),
+            ("a", r"\n", "backslash"),
+            ("a", "/b?c", "characters"),
+            ("a", "/ b", "characters"),
+            ("a", &"b".repeat(TEXT_BYTES_MAX + 1), "more than"),
+            (&format!("{groups}(a)"), "", "has 10 groups"),
+            (&format!("()()()()()()()(){large}"), "", "bytes of memory"),
+            (&"a".repeat(REGEX_BYTES_MAX + 1), "", "more than"),
+        ] {
+            let refused = substitution_cost(&of(pattern, substitution)).unwrap_err();
+            assert!(refused.contains(problem), "{pattern}: {refused}");
+        }
+        let long = "/".repeat(SUBSTITUTED_PATH_BYTES_MAX + 1);
+        assert_eq!(substitute(&of("a", "b"), &long), None);
+        assert_eq!(
+            substitute(&of("/", "a"), &long[..SUBSTITUTIONS_PER_PATH_MAX + 1]),
+            None
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
 use canal_model::certificate::{CaCertificates, ServingCertificate};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
-    BackendTarget, EndpointPort, HostMatch, RouteAction, RouteRule, Workload,
+    Backend, BackendTarget, EndpointPort, HostMatch, Labels, RouteAction, RouteRule, Workload,
 };
 
 use crate::route_weight::RouteWeights;
@@ -58,6 +58,9 @@ pub struct ResourceBudget {
     budget: CompiledSize,
     used: CompiledSize,
     weights: RouteWeights,
+    /// Comparisons that merging delegates cost.
+    comparisons: usize,
+    has_refused: bool,
 }
 
 impl ResourceBudget {
@@ -66,13 +69,37 @@ impl ResourceBudget {
             budget,
             used: CompiledSize::default(),
             weights: RouteWeights::default(),
+            comparisons: 0,
+            has_refused: false,
         }
+    }
+
+    /// Returns the limit that the resources must not exceed.
+    pub fn limit(&self) -> CompiledSize {
+        self.budget
+    }
+
+    /// Returns whether something was left out because it did not fit. More or fewer other resources
+    /// would then change what is left out.
+    pub fn has_refused(&self) -> bool {
+        self.has_refused
     }
 
     /// Returns what the counted resources take. The bytes are a lower bound; only the encoded
     /// resources have the exact number.
     pub fn used(&self) -> CompiledSize {
         self.used
+    }
+
+    /// Records the comparisons that merging delegates cost, and whether there were too few for one.
+    pub fn record_comparisons(&mut self, count: usize, are_exhausted: bool) {
+        self.comparisons += count;
+        self.has_refused |= are_exhausted;
+    }
+
+    /// Returns the comparisons that merging delegates cost.
+    pub fn comparisons(&self) -> usize {
+        self.comparisons
     }
 
     /// Returns whether compiling must stop, because the resources exceed the budget already.
@@ -92,23 +119,7 @@ impl ResourceBudget {
     /// service and each subset, with all endpoints of the subset. It reads all workloads of the
     /// service for each of them, so all count.
     pub fn add_subsets(&mut self, rules: &[RouteRule], workloads: &[Workload]) {
-        let backends = rules.iter().flat_map(|rule| match &rule.action {
-            RouteAction::Split(backends) => backends.as_slice(),
-            RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
-        });
-        let backends = backends.map(|backend| &backend.target);
-        let mirrors = rules.iter().flat_map(|rule| &rule.mirrors);
-        let targets = backends.chain(mirrors.map(|mirror| &mirror.target));
-        let subsets: BTreeSet<_> = targets
-            .filter_map(|target| match target {
-                BackendTarget::Service {
-                    service,
-                    port,
-                    subset,
-                } => (!subset.is_empty()).then_some((service, port, subset)),
-                _ => None,
-            })
-            .collect();
+        let subsets = subsets_of(rules);
         if subsets.is_empty() {
             return;
         }
@@ -132,6 +143,8 @@ impl ResourceBudget {
         let fits = used <= self.budget.route_table_bytes;
         if fits {
             self.used.route_table_bytes = used;
+        } else {
+            self.has_refused = true;
         }
         fits
     }
@@ -204,6 +217,29 @@ impl ResourceBudget {
         self.used.bytes += bytes as u64;
         !self.is_exceeded()
     }
+}
+
+/// Returns the subsets that rules name, each with the port of its service.
+pub fn subsets_of<'r>(
+    rules: impl IntoIterator<Item = &'r RouteRule>,
+) -> BTreeSet<(&'r ServiceKey, &'r u16, &'r Labels)> {
+    let targets = rules.into_iter().flat_map(|rule| {
+        let backends: &[Backend] = match &rule.action {
+            RouteAction::Split(backends) => backends,
+            RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
+        };
+        let backends = backends.iter().map(|backend| &backend.target);
+        backends.chain(rule.mirrors.iter().map(|mirror| &mirror.target))
+    });
+    let subsets = targets.filter_map(|target| match target {
+        BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } => (!subset.is_empty()).then_some((service, port, subset)),
+        _ => None,
+    });
+    subsets.collect()
 }
 
 /// Returns the bytes that a served port takes at least in the encoded workload.

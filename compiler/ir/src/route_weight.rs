@@ -147,7 +147,14 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
     };
     let host = filters.rewrite.host.as_ref().map_or(0, String::len);
     let path = path_len(filters.rewrite.path.as_ref());
-    field_bytes(host + path)
+    let regex = filters.rewrite.path_regex.as_ref().map_or(0, |regex| {
+        let states = pattern::substitution_cost(regex).unwrap_or_default() as u64;
+        field_bytes(regex.pattern.len() + regex.substitution.len())
+            + STATES_FACTOR * states
+            + AUTOMATON_BYTES
+    });
+    regex
+        + field_bytes(host + path)
         + modifier(&filters.request_headers)
         + modifier(&filters.response_headers)
 }

@@ -480,6 +480,10 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     if let Some(host) = &filters.rewrite.host {
         text += &format!(", host becomes {host:?}");
     }
+    if let Some(regex) = &filters.rewrite.path_regex {
+        let (pattern, substitution) = (&regex.pattern, &regex.substitution);
+        text += &format!(", what {pattern:?} matches in the path becomes {substitution:?}");
+    }
     text + &path_change(filters.rewrite.path.as_ref())
 }
 
@@ -609,7 +613,10 @@ pub fn mirrors(mirrors: &[RouteMirror]) -> String {
             filters: None,
         });
         let to = to.strip_prefix("1 ").unwrap_or(&to);
-        format!(", {} copied to {to}", percent(mirror.fraction))
+        let from = mirror
+            .backend
+            .map_or(String::new(), |at| format!(" of backend {at}"));
+        format!(", {}{from} copied to {to}", percent(mirror.fraction))
     });
     mirrors.collect()
 }

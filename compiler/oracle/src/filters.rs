@@ -11,11 +11,12 @@
 //!   ([`crate::authorization::routing_path`]); the query stays as it was sent.
 //! - Gateway API (HTTPPathModifier): the elements of the prefix are replaced; a slash at the end of
 //!   the prefix or of the replacement has no meaning. Istio: the text of the prefix is replaced.
+//! - Istio's `uriRegexRewrite` replaces every match in the path, as RE2's GlobalReplace.
 //! - A path that gets a dot segment by its rewrite is not forwarded.
 //! - A match without a prefix (exact, regular expression) has its whole path replaced.
 
 use canal_model::program::PathMatch;
-use canal_model::route_filters::{PathRewrite, RouteFilters};
+use canal_model::route_filters::{PathRewrite, RegexSubstitution, RouteFilters};
 
 use crate::authorization::routing_path;
 
@@ -33,21 +34,24 @@ pub struct ForwardedRequest {
 
 /// Returns the request that the endpoint receives after a match on `matched`, with the filters of
 /// the rule and then of the backend; `None` if the rewritten path has a dot segment, so that the
-/// gateway answers 400.
+/// gateway answers 400. `substitute` replaces what a regular expression matches; `None` if the path
+/// is too long for it.
 pub fn forwarded(
     filters: [Option<&RouteFilters>; 2],
     matched: &PathMatch,
     sent: ForwardedRequest,
+    substitute: impl Fn(&RegexSubstitution, &str) -> Option<String>,
 ) -> Option<ForwardedRequest> {
     let [of_rule, of_backend] = filters;
     let mut of_rule = of_rule.cloned();
     if let (Some(of_rule), Some(of_backend)) = (&mut of_rule, of_backend)
-        && of_backend.rewrite.path.is_some()
+        && (of_backend.rewrite.path.is_some() || of_backend.rewrite.path_regex.is_some())
     {
         of_rule.rewrite.path = None;
+        of_rule.rewrite.path_regex = None;
     }
-    let changed = changed(of_rule.as_ref(), matched, sent)?;
-    self::changed(of_backend, matched, changed)
+    let changed = changed(of_rule.as_ref(), matched, sent, &substitute)?;
+    self::changed(of_backend, matched, changed, &substitute)
 }
 
 /// Returns the request after one set of filters.
@@ -55,6 +59,7 @@ fn changed(
     filters: Option<&RouteFilters>,
     matched: &PathMatch,
     sent: ForwardedRequest,
+    substitute: &impl Fn(&RegexSubstitution, &str) -> Option<String>,
 ) -> Option<ForwardedRequest> {
     let ForwardedRequest {
         mut host,
@@ -82,6 +87,11 @@ fn changed(
         }
         if let Some(rewrite) = &filters.rewrite.path {
             target = rewritten_target(rewrite, matched, &target);
+        }
+        if let Some(regex) = &filters.rewrite.path_regex {
+            target = substituted_target(&target, |path| substitute(regex, path))?;
+        }
+        if filters.rewrite.path.is_some() || filters.rewrite.path_regex.is_some() {
             // The backend would resolve the dot segment to another path than the rule names.
             if has_dot_segment(&target) {
                 return None;
@@ -122,8 +132,25 @@ pub fn returned(
 /// Returns whether the path of a target has a dot segment, also with a path parameter.
 pub(crate) fn has_dot_segment(target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();
+    // A regular expression may make an escape that its server decodes.
+    let path = path.replace("%2e", ".").replace("%2E", ".");
     path.split(['/', ';'])
         .any(|part| part == "." || part == "..")
+}
+
+/// Returns the target with its path changed by `substitute`.
+fn substituted_target(target: &str, substitute: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let (path, query) = match target.split_once('?') {
+        Some((path, query)) => (path, format!("?{query}")),
+        None => (target, String::new()),
+    };
+    let path = routing_path(path);
+    if !path.starts_with('/') {
+        return Some(target.to_owned());
+    }
+    let new = substitute(&path)?;
+    let slash = if new.starts_with('/') { "" } else { "/" };
+    Some(format!("{slash}{new}{query}"))
 }
 
 pub(crate) fn rewritten_target(rewrite: &PathRewrite, matched: &PathMatch, target: &str) -> String {

@@ -3,12 +3,17 @@
 
 use canal_model::program::RouteMirror;
 
-/// Returns the mirrors that get a copy of one request. Each mirror has a random number, of which the
+/// Returns the mirrors that get a copy of one request to the backend at this position. Each mirror has a random number, of which the
 /// lower half decides.
-pub fn copied<'m>(mirrors: &'m [RouteMirror], randoms: &[u64]) -> Vec<&'m RouteMirror> {
+pub fn copied<'m>(
+    mirrors: &'m [RouteMirror],
+    backend: u16,
+    randoms: &[u64],
+) -> Vec<&'m RouteMirror> {
     let drawn = mirrors.iter().zip(randoms).filter(|(mirror, random)| {
         let number = u128::from(**random % (1 << 32));
-        number * 1_000_000 < u128::from(mirror.fraction.millionths()) << 32
+        let is_drawn = number * 1_000_000 < u128::from(mirror.fraction.millionths()) << 32;
+        is_drawn && (mirror.backend.is_none() || mirror.backend == Some(backend))
     });
     drawn.map(|(mirror, _)| mirror).collect()
 }

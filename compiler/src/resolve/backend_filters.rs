@@ -24,7 +24,6 @@ pub(super) fn add_http(
         let mut modifiers = Vec::new();
         for (at, filter) in written.iter().enumerate() {
             match filter.kind.as_str() {
-                "RequestMirror" if is_mirror(filter) => warn_of_mirror(&field_of(at), rule),
                 "RequestRedirect" | "CORS" => {
                     let problem = format!(
                         "a filter of type {} for one backend is not supported in this version",
@@ -67,23 +66,6 @@ pub(super) fn add_headers(
             (!filters.is_empty()).then(|| Box::new(filters))
         });
     }
-}
-
-/// Returns whether the filter has no other field than a mirror.
-fn is_mirror(filter: &HttpRouteFilter) -> bool {
-    let only = HttpRouteFilter {
-        kind: filter.kind.clone(),
-        request_mirror: filter.request_mirror.clone(),
-        ..HttpRouteFilter::default()
-    };
-    *filter == only
-}
-
-fn warn_of_mirror(field: &str, rule: &mut RuleContext<'_>) {
-    let problem = "mirrors of one backend are not supported in this version; requests are served, and not copied";
-    let fix = "write the mirror in the rule's filters, or keep it for a version that does it";
-    let issue = FieldIssue::new("", problem, fix).with_code(Code::IgnoredField);
-    rule.warning(field, issue);
 }
 
 /// Adds what `resolve` returns to a backend. If it breaks the rule, only the backend refuses.

@@ -19,6 +19,7 @@ use super::tenant_objects::Sourced;
 use crate::limits::{
     DELEGATION_COMPARISONS_PER_TENANT_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX,
 };
+use crate::resource_budget::ResourceBudget;
 
 /// The VirtualServices to which others may delegate: those without hosts.
 pub(super) struct DelegateIndex<'a> {
@@ -28,6 +29,8 @@ pub(super) struct DelegateIndex<'a> {
     /// Comparisons of matches that the tenant may still cost. Rules are merged anew for each host
     /// and Gateway of an object, through a shared reference.
     comparisons_left: Cell<usize>,
+    /// Whether a rule needed more than were left.
+    is_exhausted: Cell<bool>,
 }
 
 /// A rule as it applies, and where it is written.
@@ -101,6 +104,7 @@ impl<'a> DelegateIndex<'a> {
             delegates: delegates.collect(),
             named: named.collect(),
             comparisons_left: Cell::new(DELEGATION_COMPARISONS_PER_TENANT_MAX),
+            is_exhausted: Cell::new(false),
         }
     }
 
@@ -210,8 +214,17 @@ impl<'a> DelegateIndex<'a> {
         // The matches are copied, too, before they are compared.
         let cost = roots.saturating_mul(leaves).saturating_add(roots + leaves);
         let left = self.comparisons_left.get().checked_sub(cost);
-        self.comparisons_left.set(left.unwrap_or(0));
+        match left {
+            Some(left) => self.comparisons_left.set(left),
+            None => self.is_exhausted.set(true),
+        }
         left.is_some()
+    }
+
+    /// Records in the tenant's budget what merging cost.
+    pub(super) fn record_comparisons(&self, budget: &mut ResourceBudget) {
+        let used = DELEGATION_COMPARISONS_PER_TENANT_MAX - self.comparisons_left.get();
+        budget.record_comparisons(used, self.is_exhausted.get());
     }
 }
 

@@ -378,8 +378,7 @@ fn attach(
                 mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
-            let is_within = add(rule);
-            if !is_within {
+            if !add(rule) {
                 return;
             }
         }

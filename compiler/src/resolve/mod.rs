@@ -41,8 +41,10 @@ mod virtual_service;
 mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use canal_model::ids::{AzName, ServiceKey};
+use canal_model::ids::{AzName, ServiceKey, TenantName};
+use canal_model::policy::{Document, ObjectKind};
 use canal_model::program::{GatewayReplica, Node, RouteRule, Service, Tenant, Throttle, Workload};
 use canal_security_policies as policy;
 
@@ -50,13 +52,16 @@ use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::direct::DirectSettings;
 use crate::ir::Security;
+use crate::precedence::seniority;
 use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
 use canal_ir::preferences::{OffloadIr, PriorityIr};
 use destination::DestinationIndex;
 pub(crate) use ingress::Ingress;
 use offload_preference::PreferenceReferences;
+pub(crate) use route_fields::parent_service;
 use route_parts::TenantRoutes;
+use subset::Subsets;
 use tenant_objects::TenantObjects;
 
 /// A tenant of which all references are valid, so that later stages need no lookup that can fail.
@@ -206,24 +211,86 @@ fn routes(
         grants: &corpus.grants,
     };
     let mut ingress = ingress::resolve(input, corpus, is_on_tier, budget, report);
+    let rules = rules(corpus, &destinations, &mut ingress, budget, report);
+    (rules, ingress)
+}
+
+/// Resolves the rules of routes, and puts the routes on the listeners.
+fn rules(
+    corpus: &TenantObjects<'_>,
+    destinations: &DestinationIndex<'_>,
+    ingress: &mut Ingress,
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+) -> Vec<RouteRule> {
     let routes = TenantRoutes::collect(corpus);
-    let (mut rules, taken) = http_route::resolve(
-        &routes.sourced(),
-        &destinations,
-        &mut ingress,
-        budget,
-        report,
-    );
+    let (mut rules, taken) =
+        http_route::resolve(&routes.sourced(), destinations, ingress, budget, report);
     rules.extend(ingress.add_redirects(corpus, budget));
     rules.extend(virtual_service::resolve(
         &corpus.virtual_services,
-        &destinations,
-        &mut ingress,
+        destinations,
+        ingress,
         &taken,
         budget,
         report,
     ));
-    (rules, ingress)
+    rules
+}
+
+/// The objects that routes on Services refer to.
+pub(crate) struct RouteReferences {
+    services: BTreeMap<ServiceKey, Service>,
+    subsets: Subsets,
+    grants: Vec<Arc<Document>>,
+}
+
+impl RouteReferences {
+    /// Collects what the routes of a tenant refer to. `services` are those of its last compile, whose
+    /// load balancers no route reads.
+    pub(crate) fn new(input: &CompileInput<'_>, services: BTreeMap<ServiceKey, Service>) -> Self {
+        let of_kind = |kind| {
+            let documents = input.documents.iter();
+            let own = documents.filter(|it| it.object.kind() == kind).cloned();
+            let mut own: Vec<Arc<Document>> = own.collect();
+            own.sort_by(|a, b| seniority(a).cmp(&seniority(b)));
+            own
+        };
+        let rules = of_kind(ObjectKind::DestinationRule);
+        let rules = TenantObjects::of(rules.iter().map(AsRef::as_ref)).destination_rules;
+        // The last compile has reported what is wrong with them.
+        let mut reported = DiagnosticCollector::default();
+        Self {
+            subsets: subset::resolve(input.tenant, &rules, &services, &mut reported),
+            services,
+            grants: of_kind(ObjectKind::ReferenceGrant),
+        }
+    }
+
+    /// Returns the rules of routes that name no Gateway. The rules are those that the tenant's compile
+    /// would have for these routes, if every other route that one of them depends on is among them.
+    pub(crate) fn rules_of(
+        &self,
+        tenant: &TenantName,
+        mut routes: Vec<&Arc<Document>>,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> Vec<RouteRule> {
+        routes.sort_by(|a, b| seniority(a).cmp(&seniority(b)));
+        let destinations = DestinationIndex {
+            tenant,
+            services: &self.services,
+            subsets: &self.subsets,
+            grants: &TenantObjects::of(self.grants.iter().map(AsRef::as_ref)).grants,
+        };
+        rules(
+            &TenantObjects::of(routes.into_iter().map(AsRef::as_ref)),
+            &destinations,
+            &mut Ingress::default(),
+            budget,
+            report,
+        )
+    }
 }
 
 /// Resolves policies, trust and keys.

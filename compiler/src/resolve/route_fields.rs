@@ -235,10 +235,19 @@ impl RuleContext<'_> {
     /// it as data planes read it.
     pub(crate) fn regex(&mut self, written: &str) -> Result<String, FieldIssue> {
         let pattern = pattern::without_quotes(written);
-        let one = pattern::cost(&pattern).map_err(|problem| {
-            FieldIssue::new("", problem, "use RE2 syntax; the whole text must match")
-                .with_code(Code::InvalidRegex)
-        })?;
+        let fix = "use RE2 syntax; the whole text must match";
+        self.charge_regex(pattern::cost(&pattern), fix)?;
+        Ok(pattern.into_owned())
+    }
+
+    /// Subtracts the memory of a regular expression from the service's budget.
+    pub(crate) fn charge_regex(
+        &mut self,
+        cost: Result<usize, String>,
+        fix: &str,
+    ) -> Result<(), FieldIssue> {
+        let one = cost
+            .map_err(|problem| FieldIssue::new("", problem, fix).with_code(Code::InvalidRegex))?;
         let needed = one.saturating_mul(self.regexes.copies);
         if needed > self.regexes.bytes_left {
             let service = &self.regexes.service;
@@ -254,7 +263,7 @@ impl RuleContext<'_> {
         }
         self.regexes.bytes_left -= needed;
         self.regexes.charge_gateways(one);
-        Ok(pattern.into_owned())
+        Ok(())
     }
 
     /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests

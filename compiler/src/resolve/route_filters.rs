@@ -11,17 +11,18 @@ use canal_model::policy::gateway_api::{
     HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
 };
 use canal_model::policy::istio::{
-    HeaderOperations, Headers, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
+    HeaderOperations, Headers, HttpMatchRequest, HttpRewrite, UriRegexRewrite, VirtualServiceRoute,
 };
 use canal_model::program::{BackendTarget, RouteAction};
 use canal_model::route_filters::{
     HeaderModifier, PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS, PathRewrite,
-    RouteFilters, UrlRewrite,
+    RegexSubstitution, RouteFilters, UrlRewrite,
 };
 
 use super::route_fields::{FieldIssue, RuleContext, header_name, path, text};
 use crate::limits::HEADER_CHANGES_PER_RULE_MAX;
 use crate::names;
+use canal_ir::pattern;
 
 /// The headers that a modifier changes, and the ones that it must not.
 #[derive(Clone, Copy)]
@@ -172,7 +173,18 @@ pub(super) fn of_virtual_service(
     if let Some(headers) = &written.headers {
         add_headers(&mut filters, headers, "headers", rule);
     }
-    if let Some(HttpRewrite { uri, authority }) = &written.rewrite {
+    if let Some(HttpRewrite {
+        uri,
+        authority,
+        uri_regex_rewrite,
+    }) = &written.rewrite
+    {
+        if let Some(regex) = uri_regex_rewrite {
+            match of_regex_rewrite(regex, uri.is_some(), rule) {
+                Ok(regex) => filters.rewrite.path_regex = Some(regex),
+                Err(issue) => rule.broken("rewrite.uriRegexRewrite", issue),
+            }
+        }
         if let Some(authority) = authority {
             filters.rewrite.host = rewritten_host(authority, "rewrite.authority", rule);
         }
@@ -195,6 +207,26 @@ pub(super) fn of_virtual_service(
         }
     }
     boxed(filters)
+}
+
+/// Resolves a rewrite by a regular expression. `has_uri`: `rewrite.uri` is set too.
+fn of_regex_rewrite(
+    written: &UriRegexRewrite,
+    has_uri: bool,
+    rule: &mut RuleContext<'_>,
+) -> Result<RegexSubstitution, FieldIssue> {
+    let UriRegexRewrite { pattern, rewrite } = written;
+    if has_uri || pattern.is_empty() || rewrite.is_empty() {
+        let problem = "it needs match and rewrite, and no rewrite.uri beside it";
+        return Err(FieldIssue::new("", problem, "write both, and remove uri"));
+    }
+    let substitution = RegexSubstitution {
+        pattern: pattern::without_quotes(pattern).into_owned(),
+        substitution: rewrite.clone(),
+    };
+    let fix = r"use RE2 syntax for match, and \1 in rewrite for its first group";
+    rule.charge_regex(pattern::substitution_cost(&substitution), fix)?;
+    Ok(substitution)
 }
 
 /// Resolves `headers` at `field` of a VirtualService's rule or destination.
@@ -471,7 +503,11 @@ fn of_url_rewrite(
                 None
             }
         });
-    UrlRewrite { host, path }
+    UrlRewrite {
+        host,
+        path,
+        path_regex: None,
+    }
 }
 
 pub(super) fn of_path_modifier(

@@ -3,7 +3,9 @@
 //! is reported, and requests are served without it.
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::policy::gateway_api::{BackendRef, GrpcRule, HttpRule};
+use canal_model::policy::gateway_api::{
+    BackendRef, GrpcRouteFilter, GrpcRule, HttpRouteFilter, HttpRule, RouteBackendRef,
+};
 use canal_model::policy::istio::{Destination, VirtualServiceRoute};
 use canal_model::policy::mirrors::HttpRequestMirrorFilter;
 use canal_model::program::{BackendTarget, RouteAction, RouteMirror};
@@ -14,14 +16,20 @@ use super::route_fields::{FieldIssue, RuleContext};
 use super::route_filters::changes_requests;
 use crate::limits::MIRRORS_PER_RULE_MAX;
 
-/// Resolves the mirrors of an HTTPRoute's rule. `resolve` finds the Service of a mirror.
+/// Resolves the mirrors of an HTTPRoute's rule and of its backends. `resolve` finds the Service of a
+/// mirror.
 pub(super) fn of_http_route(
     written: &HttpRule,
     resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<RouteMirror> {
-    let filters = written.filters.iter();
-    of_filters(filters.map(|it| it.request_mirror.as_ref()), resolve, rule)
+    let mirror = |it: &'_ HttpRouteFilter| it.request_mirror.clone();
+    of_route(
+        (&written.filters, &written.backend_refs),
+        mirror,
+        resolve,
+        rule,
+    )
 }
 
 /// Resolves the mirrors of a GRPCRoute's rule. `resolve` finds the Service of a mirror.
@@ -30,28 +38,48 @@ pub(super) fn of_grpc_route(
     resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<RouteMirror> {
-    let filters = written.filters.iter();
-    of_filters(filters.map(|it| it.request_mirror.as_ref()), resolve, rule)
+    let mirror = |it: &'_ GrpcRouteFilter| it.request_mirror.clone();
+    of_route(
+        (&written.filters, &written.backend_refs),
+        mirror,
+        resolve,
+        rule,
+    )
 }
 
-/// Resolves the mirrors among the filters of a rule.
-fn of_filters<'w>(
-    filters: impl Iterator<Item = Option<&'w HttpRequestMirrorFilter>>,
+/// Resolves the mirrors among the filters of a rule, then among those of each backend.
+fn of_route<F>(
+    (of_rule, backends): (&[F], &[RouteBackendRef<F>]),
+    mirror_of: impl Fn(&F) -> Option<HttpRequestMirrorFilter>,
     resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<RouteMirror> {
     let mut mirrors = Vec::new();
-    for (at, filter) in filters.enumerate() {
-        let Some(mirror) = filter else {
+    let of_rule = (String::new(), None, of_rule);
+    let of_backends = backends.iter().enumerate().map(|(at, backend)| {
+        let number = u16::try_from(at).ok();
+        (
+            format!("backendRefs[{at}]."),
+            number,
+            backend.filters.as_slice(),
+        )
+    });
+    let lists = std::iter::once(of_rule).chain(of_backends);
+    let filters = lists.flat_map(|(prefix, backend, filters)| {
+        let filters = filters.iter().enumerate();
+        filters.map(move |(at, filter)| (format!("{prefix}filters[{at}]"), backend, filter))
+    });
+    for (field, backend, filter) in filters {
+        let Some(mirror) = mirror_of(filter) else {
             continue;
         };
-        let field = format!("filters[{at}].requestMirror");
+        let field = format!("{field}.requestMirror");
         let target = resolve(&mirror.backend_ref).map_err(|issue| FieldIssue {
             field: format!("backendRef.{}", issue.field),
             ..issue
         });
-        let fraction = fraction_of(mirror);
-        add(&mut mirrors, (target, fraction), &field, rule);
+        let fraction = fraction_of(&mirror);
+        add(&mut mirrors, (target, fraction, backend), &field, rule);
     }
     mirrors
 }
@@ -115,7 +143,7 @@ pub(super) fn of_virtual_service(
                 })
             }
         };
-        add(&mut mirrors, (target, fraction), "mirror", rule);
+        add(&mut mirrors, (target, fraction, None), "mirror", rule);
     }
     if mirror.is_some() && !several.is_empty() {
         let problem = "mirror and mirrors exclude each other; both are sent";
@@ -127,7 +155,7 @@ pub(super) fn of_virtual_service(
         let percentage = policy.percentage;
         let fraction = Ok(percentage.map_or(RequestFraction::ALL, |it| it.value.0));
         let field = format!("mirrors[{at}]");
-        add(&mut mirrors, (target, fraction), &field, rule);
+        add(&mut mirrors, (target, fraction, None), &field, rule);
     }
     mirrors
 }
@@ -173,16 +201,18 @@ pub(super) fn guard(
     });
 }
 
-/// A mirror as it is read: its target and its part of the requests.
+/// A mirror as it is read: its target, its part of the requests, and the position of the backend whose
+/// requests are copied, if not all are.
 type ReadMirror = (
     Result<BackendTarget, FieldIssue>,
     Result<RequestFraction, FieldIssue>,
+    Option<u16>,
 );
 
 /// Adds a mirror, unless it is broken or gets no request.
 fn add(
     mirrors: &mut Vec<RouteMirror>,
-    (target, fraction): ReadMirror,
+    (target, fraction, backend): ReadMirror,
     field: &str,
     rule: &mut RuleContext<'_>,
 ) {
@@ -200,7 +230,11 @@ fn add(
             .with_code(Code::LimitExceeded);
         rule.warning(field, issue);
     } else if fraction != RequestFraction::NONE {
-        mirrors.push(RouteMirror { target, fraction });
+        mirrors.push(RouteMirror {
+            target,
+            fraction,
+            backend,
+        });
     }
 }
 

@@ -114,6 +114,11 @@ impl<'a> TenantObjects<'a> {
             );
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
+        Self::of(documents)
+    }
+
+    /// Sorts documents by kind. Within a kind they keep their order.
+    pub(crate) fn of(documents: impl IntoIterator<Item = &'a Document>) -> Self {
         let mut corpus = TenantObjects::default();
         documents
             .into_iter()

@@ -95,6 +95,7 @@ pub(crate) fn resolve(
             break;
         }
     }
+    all.delegates.record_comparisons(budget);
     all.rules
 }
 

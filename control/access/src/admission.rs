@@ -163,13 +163,13 @@ impl Sources {
             .flat_map(|view| view.of(ResourceKind::Replica));
         sources
             .provider
-            .extend(replicas.filter_map(|entry| match &entry.resource {
+            .extend(replicas.filter_map(|entry| match entry.resource.as_ref() {
                 Resource::Replica(replica) => Some(IpAddr::from(replica.underlay)),
                 _ => None,
             }));
         for (tenant, view) in &catalog.tenants {
             for entry in view.of(ResourceKind::Node) {
-                let Resource::Node(node) = &entry.resource else {
+                let Resource::Node(node) = entry.resource.as_ref() else {
                     continue;
                 };
                 let owner = sources
@@ -181,7 +181,7 @@ impl Sources {
                 }
             }
             for entry in view.of(ResourceKind::Tenant) {
-                let Resource::Tenant(declared) = &entry.resource else {
+                let Resource::Tenant(declared) = entry.resource.as_ref() else {
                     continue;
                 };
                 declared

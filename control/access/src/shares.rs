@@ -222,7 +222,7 @@ impl TenantLimits {
 /// Returns the shares that the provider wrote into the tenant's Tenant object.
 pub fn shares_of(view: &TenantCatalog) -> Option<&Shares> {
     view.of(ResourceKind::Tenant)
-        .find_map(|e| match &e.resource {
+        .find_map(|e| match e.resource.as_ref() {
             Resource::Tenant(tenant) => Some(&tenant.shares),
             _ => None,
         })

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod origin;
+mod resource_table;
 pub mod wire_check;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -28,6 +29,7 @@ use canal_wire::southbound;
 use sha2::{Digest, Sha256};
 
 pub use origin::PolicyOrigin;
+pub use resource_table::ResourceTable;
 
 /// Maximum number of deltas in a tenant's log. A subscriber that is further behind is compared with
 /// the whole tenant, which takes longer and has the same result.
@@ -97,7 +99,7 @@ pub type ResourceId = (ResourceKind, Arc<str>);
 /// A resource that is encoded once for all its subscribers.
 #[derive(Debug)]
 pub struct EncodedResource {
-    pub resource: Resource,
+    pub resource: Arc<Resource>,
     pub name: Arc<str>,
     pub version: ResourceVersion,
     pub body: Vec<u8>,
@@ -106,7 +108,8 @@ pub struct EncodedResource {
 }
 
 impl EncodedResource {
-    pub fn new(resource: Resource, changed: Generation) -> Self {
+    pub fn new(resource: impl Into<Arc<Resource>>, changed: Generation) -> Self {
+        let resource = resource.into();
         let body = southbound::encode(&resource);
         Self {
             name: resource.name().into(),
@@ -178,10 +181,22 @@ impl CatalogObject {
     }
 }
 
+/// Why the newest state of a tenant is not in force, and what is in force instead.
+#[derive(Debug)]
+pub struct WithheldChange {
+    /// Objects of the state in force; empty if there is none, or if the controller started since and
+    /// does not know it.
+    pub objects_in_force: Arc<[CatalogObject]>,
+    /// The objections to the newest state. They are among its diagnostics too.
+    pub reasons: Vec<Diagnostic>,
+}
+
 /// The compiled result of one tenant's sources.
 #[derive(Debug, Clone)]
 pub struct CompiledTenant {
-    pub resources: Vec<Resource>,
+    /// Resources in a stable order. One that did not change should be the same allocation as before:
+    /// then its content is not compared.
+    pub resources: Vec<Arc<Resource>>,
     pub claims: TenantClaims,
     /// Home AZ that the tenant requested for a service.
     pub home_azs: BTreeMap<ServiceKey, AzName>,
@@ -192,7 +207,10 @@ pub struct CompiledTenant {
     /// URIs of the JWT key sets that the tenant needs.
     pub jwks: BTreeSet<String>,
     pub diagnostics: Vec<Diagnostic>,
+    /// Objects of the newest state, also while it is withheld.
     pub objects: Vec<CatalogObject>,
+    /// What is in force instead of the objects, and why; `None` if they are in force themselves.
+    pub withheld: Option<Arc<WithheldChange>>,
     /// False while a source cannot be read and its content was not known before. Subscribers then
     /// keep what they hold.
     pub complete: bool,
@@ -208,7 +226,7 @@ impl CompiledTenant {
             gateways: Vec::new(),
         };
         Self {
-            resources,
+            resources: resources.into_iter().map(Arc::new).collect(),
             ..Self::nothing(claims)
         }
     }
@@ -225,6 +243,7 @@ impl CompiledTenant {
             jwks,
             diagnostics: Vec::new(),
             objects: Vec::new(),
+            withheld: None,
             complete: true,
         }
     }
@@ -246,9 +265,12 @@ pub struct TenantCatalog {
     pub ingress: IngressRequests,
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
     pub jwks: Arc<BTreeSet<String>>,
-    pub entries: BTreeMap<ResourceId, Arc<EncodedResource>>,
+    pub entries: ResourceTable,
     pub diagnostics: Arc<[Diagnostic]>,
+    /// Objects of the newest state, also while it is withheld.
     pub objects: Arc<[CatalogObject]>,
+    /// What is in force instead of the objects, and why; `None` if they are in force themselves.
+    pub withheld: Option<Arc<WithheldChange>>,
     pub complete: bool,
     /// Newest generation that changed one of the resources.
     pub changed: Generation,
@@ -256,6 +278,8 @@ pub struct TenantCatalog {
     /// The log contains every delta with a larger generation than this one.
     floor: Generation,
     identities: Arc<HashSet<(NodeName, Namespace, ServiceAccount)>>,
+    /// The list of which `entries` were made; empty if they changed since.
+    compiled: Arc<Vec<Arc<Resource>>>,
 }
 
 impl TenantCatalog {
@@ -265,8 +289,12 @@ impl TenantCatalog {
         compiled: CompiledTenant,
         generation: Generation,
     ) -> Self {
-        let (entries, touches) =
-            compare(before.map(|b| &b.entries), compiled.resources, generation);
+        let (entries, touches) = match before {
+            Some(before) if !before.compiled.is_empty() => {
+                before.with_differences(&compiled.resources, generation)
+            }
+            _ => compare(before.map(|b| &b.entries), &compiled.resources, generation),
+        };
         let was_complete = before.is_none_or(|b| b.complete);
         // Identities depend on workloads only.
         let identities = match before {
@@ -284,12 +312,14 @@ impl TenantCatalog {
             entries,
             diagnostics: compiled.diagnostics.into(),
             objects: compiled.objects.into(),
+            withheld: compiled.withheld,
             complete: compiled.complete,
             // Without a predecessor, the state itself is the first change.
             changed: before.map_or(generation, |b| b.changed),
             log: before.map(|b| b.log.clone()).unwrap_or_default(),
             floor: before.map_or(generation, |b| b.floor),
             identities,
+            compiled: Arc::new(compiled.resources),
         };
         if !touches.is_empty() {
             view.changed = generation;
@@ -304,6 +334,15 @@ impl TenantCatalog {
             view.floor = generation;
         }
         view
+    }
+
+    /// Returns the objects from which the resources were compiled; see
+    /// [`WithheldChange::objects_in_force`].
+    pub fn objects_in_force(&self) -> &Arc<[CatalogObject]> {
+        match &self.withheld {
+            Some(withheld) => &withheld.objects_in_force,
+            None => &self.objects,
+        }
     }
 
     /// Returns this state with the planner's resources replaced by `planned`; `None` if nothing
@@ -390,7 +429,7 @@ impl TenantCatalog {
         for resource in resources {
             let key: ResourceId = (resource.kind(), resource.name().into());
             let before = gone.remove(&key);
-            if before.is_some_and(|old| old.resource == *resource) {
+            if before.is_some_and(|old| *old.resource == *resource) {
                 continue;
             }
             let after = Some(Arc::new(EncodedResource::new(resource.clone(), generation)));
@@ -415,13 +454,54 @@ impl TenantCatalog {
             .filter(|e| is_of_controller(&e.resource))
     }
 
+    /// Compares compiled resources with those of which this state was made, as [`compare`] does. Only
+    /// resources that are not the same allocation in both lists are named and compared.
+    fn with_differences(
+        &self,
+        resources: &[Arc<Resource>],
+        generation: Generation,
+    ) -> (ResourceTable, Vec<ResourceChange>) {
+        let (gone, new) = differences(&self.compiled, resources);
+        let key =
+            |resource: &Arc<Resource>| -> ResourceId { (resource.kind(), resource.name().into()) };
+        let mut gone: BTreeSet<ResourceId> = gone.into_iter().map(key).collect();
+        let mut entries = self.entries.clone();
+        let mut touches = Vec::new();
+        for resource in new {
+            let key = key(resource);
+            gone.remove(&key);
+            let before = self.entries.get(&key);
+            if before.is_some_and(|old| old.resource == *resource) {
+                continue;
+            }
+            let after = Arc::new(EncodedResource::new(resource.clone(), generation));
+            entries.insert(key.clone(), after.clone());
+            touches.push(ResourceChange {
+                key,
+                before: before.cloned(),
+                after: Some(after),
+            });
+        }
+        for key in gone {
+            if let Some(before) = entries.remove(&key) {
+                touches.push(ResourceChange {
+                    key,
+                    before: Some(before),
+                    after: None,
+                });
+            }
+        }
+        (entries, touches)
+    }
+
     /// Returns this state with the changes applied and logged.
     fn touched(&self, touches: Vec<ResourceChange>, generation: Generation) -> Self {
         let mut view = self.clone();
+        view.compiled = Arc::default();
         for touch in &touches {
             match &touch.after {
-                Some(entry) => _ = view.entries.insert(touch.key.clone(), entry.clone()),
-                None => _ = view.entries.remove(&touch.key),
+                Some(entry) => view.entries.insert(touch.key.clone(), entry.clone()),
+                None => drop(view.entries.remove(&touch.key)),
             }
         }
         view.changed = generation;
@@ -484,36 +564,29 @@ impl TenantCatalog {
 
     /// Returns all resources of a kind, sorted by name.
     pub fn of(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<EncodedResource>> {
-        let from: ResourceId = (kind, "".into());
-        self.entries
-            .range(from..)
-            .take_while(move |((k, _), _)| *k == kind)
-            .map(|(_, e)| e)
+        self.entries.of(kind)
     }
 }
 
 /// Compares compiled resources with those of `before`, and returns the new entries and the changes.
 /// Unchanged entries are reused, so versions and bytes are computed once per change.
 fn compare(
-    before: Option<&BTreeMap<ResourceId, Arc<EncodedResource>>>,
-    resources: Vec<Resource>,
+    before: Option<&ResourceTable>,
+    resources: &[Arc<Resource>],
     generation: Generation,
-) -> (
-    BTreeMap<ResourceId, Arc<EncodedResource>>,
-    Vec<ResourceChange>,
-) {
+) -> (ResourceTable, Vec<ResourceChange>) {
     let mut touches = Vec::new();
-    let mut entries = BTreeMap::new();
+    let mut entries: BTreeMap<ResourceId, Arc<EncodedResource>> = BTreeMap::new();
     for resource in resources {
         let key: ResourceId = (resource.kind(), resource.name().into());
         let old = before.and_then(|b| b.get(&key));
         if let Some(old) = old
-            && old.resource == resource
+            && old.resource == *resource
         {
             entries.insert(key, old.clone());
             continue;
         }
-        let new = Arc::new(EncodedResource::new(resource, generation));
+        let new = Arc::new(EncodedResource::new(resource.clone(), generation));
         touches.push(ResourceChange {
             key: key.clone(),
             before: old.cloned(),
@@ -521,24 +594,39 @@ fn compare(
         });
         entries.insert(key, new);
     }
-    for (key, old) in before.into_iter().flatten() {
-        if !entries.contains_key(key) {
+    for old in before.into_iter().flat_map(ResourceTable::values) {
+        let key = old.key();
+        if !entries.contains_key(&key) {
             touches.push(ResourceChange {
-                key: key.clone(),
+                key,
                 before: Some(old.clone()),
                 after: None,
             });
         }
     }
-    (entries, touches)
+    (entries.into_iter().collect(), touches)
 }
 
-fn identities(
-    entries: &BTreeMap<ResourceId, Arc<EncodedResource>>,
-) -> HashSet<(NodeName, Namespace, ServiceAccount)> {
+/// Returns the items of two lists that are not the same allocation in both: those of `old` and those
+/// of `new`. Both lists have each item once.
+fn differences<'l, T>(old: &'l [Arc<T>], new: &'l [Arc<T>]) -> (Vec<&'l Arc<T>>, Vec<&'l Arc<T>>) {
+    let is_same = |(a, b): &(&Arc<T>, &Arc<T>)| Arc::ptr_eq(a, b);
+    let begin = old.iter().zip(new).take_while(is_same).count();
+    let (old, new) = (&old[begin..], &new[begin..]);
+    let end = old.iter().rev().zip(new.iter().rev());
+    let end = end.take_while(is_same).count();
+    let (old, new) = (&old[..old.len() - end], &new[..new.len() - end]);
+    let mut gone: HashSet<*const T> = old.iter().map(Arc::as_ptr).collect();
+    let new = new.iter().filter(|it| !gone.remove(&Arc::as_ptr(it)));
+    let new: Vec<&Arc<T>> = new.collect();
+    let old = old.iter().filter(|it| gone.contains(&Arc::as_ptr(it)));
+    (old.collect(), new)
+}
+
+fn identities(entries: &ResourceTable) -> HashSet<(NodeName, Namespace, ServiceAccount)> {
     entries
         .values()
-        .filter_map(|e| match &e.resource {
+        .filter_map(|e| match e.resource.as_ref() {
             Resource::Workload(w) => Some((
                 w.node.clone(),
                 w.namespace.clone(),
@@ -670,5 +758,114 @@ impl Catalog {
             newest = newest.max(of_tenant);
         }
         newest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::program::{AppProtocol, Service, ServicePort, UpstreamPool};
+
+    use super::*;
+
+    /// Returns a Service of which the port has this number.
+    pub(crate) fn service(name: u8, port: u16) -> Arc<Resource> {
+        let key: ServiceKey = format!("alpha/shop/s{name}").parse().unwrap();
+        Arc::new(Resource::Service(Service {
+            id: canal_model::ids::ServiceId::new(u32::from(name) + 1).unwrap(),
+            hostname: key.to_string(),
+            key,
+            vips: Vec::new(),
+            ports: vec![ServicePort {
+                name: "http".to_owned(),
+                port,
+                protocol: AppProtocol::Http1,
+            }],
+            upstream_pool: UpstreamPool::default(),
+            policy_paths: Default::default(),
+            load_balancers: Vec::new(),
+        }))
+    }
+
+    fn compiled(resources: Vec<Arc<Resource>>) -> CompiledTenant {
+        let claims = TenantClaims {
+            tenant: "alpha".parse().unwrap(),
+            isolation: None,
+            gateways: Vec::new(),
+        };
+        CompiledTenant {
+            resources,
+            ..CompiledTenant::nothing(claims)
+        }
+    }
+
+    /// Returns what subscribers see of a state: its entries, and the newest delta.
+    fn describe(view: &TenantCatalog) -> (Vec<String>, Vec<String>) {
+        let entry =
+            |it: &Arc<EncodedResource>| format!("{} {} {}", it.name, it.version, it.changed);
+        let touch = |it: &ResourceChange| {
+            let [before, after] = [&it.before, &it.after].map(|it| it.as_ref().map(entry));
+            format!("{:?} {before:?} {after:?}", it.key)
+        };
+        let newest = view.log.back().map(|delta| &delta.touches);
+        (
+            view.entries.values().map(entry).collect(),
+            newest.into_iter().flatten().map(touch).collect(),
+        )
+    }
+
+    /// Resources that are the same allocation as before are not compared, and the result is that of
+    /// comparing all.
+    #[test]
+    fn shared_resources_give_the_state_that_copies_give() {
+        let mut list: Vec<Arc<Resource>> = (0..8).map(|name| service(name, 80)).collect();
+        let mut shared = TenantCatalog::next(None, compiled(list.clone()), Generation(1));
+        let mut copied = shared.clone();
+        // A reproducible sequence of replaced, removed, added and copied resources.
+        let mut random = 7_u32;
+        for generation in 2..400 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let [at, name, port, what] = random.to_be_bytes().map(usize::from);
+            let name = u8::try_from(name % 12).unwrap();
+            let new = service(name, 80 + u16::try_from(port % 3).unwrap());
+            let known = list.iter().position(|it| it.name() == new.name());
+            match (what % 8, known) {
+                (0, _) if !list.is_empty() => drop(list.remove(at % list.len())),
+                (1, _) if !list.is_empty() => {
+                    let at = at % list.len();
+                    list[at] = Arc::new((*list[at]).clone());
+                }
+                (2, _) => list.reverse(),
+                (_, Some(known)) => list[known] = new,
+                (_, None) => list.insert(at % (list.len() + 1), new),
+            }
+            let generation = Generation(generation);
+            shared = TenantCatalog::next(Some(&shared), compiled(list.clone()), generation);
+            copied.compiled = Arc::default();
+            let copies = list.iter().map(|it| Arc::new((**it).clone())).collect();
+            copied = TenantCatalog::next(Some(&copied), compiled(copies), generation);
+            assert_eq!(describe(&shared), describe(&copied), "{generation}");
+        }
+    }
+
+    /// What the planner and the controller add is not in the list that was compiled.
+    #[test]
+    fn entries_of_the_controller_outlive_the_comparison_of_lists() {
+        let list: Vec<Arc<Resource>> = (0..3).map(|name| service(name, 80)).collect();
+        let first = TenantCatalog::next(None, compiled(list.clone()), Generation(1));
+        let touched = first.touched(
+            vec![ResourceChange {
+                key: (ResourceKind::Service, list[1].name().into()),
+                before: None,
+                after: None,
+            }],
+            Generation(2),
+        );
+        assert_eq!(touched.entries.len(), 2);
+        let next = TenantCatalog::next(Some(&touched), compiled(list), Generation(3));
+        assert_eq!(
+            next.entries.len(),
+            3,
+            "the list is compared with the entries"
+        );
     }
 }

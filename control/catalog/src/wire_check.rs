@@ -2,6 +2,8 @@
 //! is encoded, and decoded as a data plane does it, before anything is accepted. A resource that
 //! does not survive is an error of its object, and fails closed. Pure. Start at [`enforce`].
 
+use std::sync::Arc;
+
 use canal_model::authorization::{
     Authentication, Authorization, AuthorizationAction, PeerAuthentication, PeerMode, PolicyKey,
     PolicyTarget,
@@ -22,7 +24,7 @@ const REASON_MAX: usize = 200;
 
 /// The resources that may be published.
 pub struct EnforcedResources {
-    pub resources: Vec<Resource>,
+    pub resources: Vec<Arc<Resource>>,
     /// Bytes of the resources as data planes receive them.
     pub bytes: u64,
 }
@@ -41,11 +43,18 @@ fn check(resource: &Resource) -> Result<u64, String> {
     }
 }
 
+/// Returns the bytes of resources as data planes receive them; `None` if data planes would refuse one
+/// of them.
+pub fn accepted_bytes<'r>(resources: impl IntoIterator<Item = &'r Arc<Resource>>) -> Option<u64> {
+    let checked = resources.into_iter().map(|it| check(it).ok());
+    checked.sum()
+}
+
 /// Replaces each resource that data planes would refuse by one that denies, where there is such a
 /// resource, and leaves out the others. Each of them gets an error. It stops at the first resource
 /// with which they have more than `bytes_max` bytes; the result then has that number.
 pub fn enforce(
-    resources: Vec<Resource>,
+    resources: &[Arc<Resource>],
     bytes_max: u64,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> EnforcedResources {
@@ -54,13 +63,13 @@ pub fn enforce(
         bytes: 0,
     };
     for resource in resources {
-        let checked = match check(&resource) {
-            Ok(bytes) => Some((resource, bytes)),
+        let checked = match check(resource) {
+            Ok(bytes) => Some((resource.clone(), bytes)),
             Err(why) => {
-                diagnostics.push(diagnostic(&resource, &why));
-                broken(&resource, &why)
-                    .into_iter()
-                    .find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
+                diagnostics.push(diagnostic(resource, &why));
+                let denying = broken(resource, &why).into_iter();
+                let mut checked = denying.filter_map(|it| check(&it).ok().map(|bytes| (it, bytes)));
+                checked.next().map(|(it, bytes)| (Arc::new(it), bytes))
             }
         };
         let Some((resource, bytes)) = checked else {
@@ -201,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn policy(values: usize, target: PolicyTarget) -> Resource {
+    fn policy(values: usize, target: PolicyTarget) -> Arc<Resource> {
         let clause = Clause {
             attribute: Attribute::Path,
             any: (0..values)
@@ -209,7 +218,7 @@ mod tests {
                 .collect(),
             none: vec![AttributeMatch::Exact("/other".into())],
         };
-        Resource::Authorization(Authorization {
+        Arc::new(Resource::Authorization(Authorization {
             key: PolicyKey {
                 tenant: "alpha".parse().unwrap(),
                 namespace: "shop".parse().unwrap(),
@@ -223,7 +232,7 @@ mod tests {
             }],
             dry_run: true,
             broken: None,
-        })
+        }))
     }
 
     /// S3: a resource that a data plane would refuse is never accepted as it is, and denies until
@@ -234,7 +243,7 @@ mod tests {
         let mut found = Vec::new();
         assert_eq!(
             (
-                enforce(vec![fine.clone()], u64::MAX, &mut found).resources,
+                enforce(std::slice::from_ref(&fine), u64::MAX, &mut found).resources,
                 found.len()
             ),
             (vec![fine], 0)
@@ -245,8 +254,9 @@ mod tests {
             (PolicyTarget::Tenant, PolicyTarget::Tenant),
             (PolicyTarget::Service(other), namespace),
         ] {
-            let out = enforce(vec![policy(VALUES_MAX, target)], u64::MAX, &mut found).resources;
-            let [Resource::Authorization(a)] = &out[..] else {
+            let out = enforce(&[policy(VALUES_MAX, target)], u64::MAX, &mut found).resources;
+            let [out] = &out[..] else { panic!("{out:?}") };
+            let Resource::Authorization(a) = out.as_ref() else {
                 panic!("{out:?}")
             };
             assert!(
@@ -256,7 +266,7 @@ mod tests {
                     && a.target == denied,
                 "{a:?}"
             );
-            assert!(check(&out[0]).is_ok());
+            assert!(check(out).is_ok());
         }
         let errors = found
             .iter()
@@ -271,12 +281,12 @@ mod tests {
     /// N3: nothing is encoded and decoded that the tenant may not have anyway.
     #[test]
     fn resources_beyond_the_bytes_are_not_looked_at() {
-        let all: Vec<Resource> = (1..=50)
+        let all: Vec<Arc<Resource>> = (1..=50)
             .map(|values| policy(values, PolicyTarget::Tenant))
             .collect();
-        let whole = enforce(all.clone(), u64::MAX, &mut Vec::new());
+        let whole = enforce(&all, u64::MAX, &mut Vec::new());
         assert_eq!(whole.resources.len(), all.len());
-        let half = enforce(all.clone(), whole.bytes / 2, &mut Vec::new());
+        let half = enforce(&all, whole.bytes / 2, &mut Vec::new());
         assert!(
             half.bytes > whole.bytes / 2
                 && half.bytes < whole.bytes
@@ -285,7 +295,7 @@ mod tests {
             half.bytes
         );
         assert_eq!(
-            enforce(all, whole.bytes, &mut Vec::new()).resources.len(),
+            enforce(&all, whole.bytes, &mut Vec::new()).resources.len(),
             50
         );
     }

@@ -132,6 +132,7 @@ impl ControllerParts {
             store: store.clone(),
             metrics: metrics.clone(),
             limits: limits.clone(),
+            compilers: Default::default(),
         });
         let components = files
             .infra

@@ -12,7 +12,8 @@ use canal_ca::ControllerCa;
 use canal_fleet::FleetService;
 use canal_json_api::{JsonApi, JsonApiLimits};
 use canal_operators_api::{
-    AdminAcceptor, AdminEndpoint, AdminService, ObservationService, PagesContext, admin_server,
+    AdminAcceptor, AdminEndpoint, AdminService, ConditionsService, ObservationService,
+    PagesContext, admin_server,
 };
 use canal_southbound::{DiscoveryContext, DiscoveryService};
 use canal_trust::CertificateService;
@@ -181,7 +182,12 @@ impl ControllerServices {
                 health: parts.health.clone(),
                 subscribers: parts.subscribers.clone(),
                 observations: parts.observations.clone(),
-                conditions: Arc::default(),
+                conditions: ConditionsService::new(
+                    parts.catalog.clone(),
+                    parts.fleet.clone(),
+                    parts.limits.clone(),
+                    parts.metrics.clone(),
+                ),
                 fleet: parts.fleet.clone(),
                 trust: parts.trust.clone(),
                 store: parts.store.clone(),

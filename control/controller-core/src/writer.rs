@@ -11,8 +11,8 @@ use std::sync::Arc;
 use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{
-    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_controller,
-    is_planned,
+    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, WithheldChange,
+    is_of_controller, is_planned,
 };
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
@@ -325,7 +325,7 @@ impl CatalogWriter {
         let own = before
             .into_iter()
             .flat_map(|b| b.of_controller())
-            .map(|e| e.resource.clone());
+            .map(|e| e.resource.as_ref().clone());
         let provider =
             CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
         self.catalog.provider = Some(Arc::new(TenantCatalog::next(before, provider, generation)));
@@ -711,10 +711,13 @@ impl CatalogWriter {
                 tracing::error!(tenant = %name, %finding, "controller: withheld the tenant's newest configuration; the last accepted one stays in force");
             }
         }
-        compiled
-            .diagnostics
-            .extend(objections.into_iter().map(|objection| objection.finding));
+        let reasons: Vec<_> = objections.into_iter().map(|it| it.finding).collect();
+        compiled.diagnostics.extend(reasons.iter().cloned());
         let before = self.catalog.tenants.get(name);
+        compiled.withheld = Some(Arc::new(WithheldChange {
+            objects_in_force: before.map_or_else(Arc::default, |b| b.objects_in_force().clone()),
+            reasons,
+        }));
         // After a start the controller does not know which state was in force, so data planes must
         // keep theirs. A reduced share therefore removes nothing from them.
         compiled.complete &= before.is_some() || !is_excess;
@@ -735,6 +738,9 @@ impl CatalogWriter {
                 gateways: Vec::new(),
             },
         };
+        // The tier places services and Gateways by these two, so they belong to the resources.
+        compiled.home_azs = before.map(|b| b.homes.clone()).unwrap_or_default();
+        compiled.ingress = before.map(|b| b.ingress.clone()).unwrap_or_default();
         compiled.federations = before.map(|b| b.federations.clone()).unwrap_or_default();
         compiled.jwks = before.map(|b| b.jwks.as_ref().clone()).unwrap_or_default();
         compiled
@@ -743,13 +749,9 @@ impl CatalogWriter {
     /// Publishes the compiled states of tenants in one generation.
     fn publish_all(&mut self, next: Vec<(TenantName, CompiledTenant)>, generation: Generation) {
         for (name, mut compiled) in next {
-            compiled.resources.extend(
-                self.tier
-                    .tenants
-                    .get(&name)
-                    .into_iter()
-                    .flat_map(TenantPlacement::resources),
-            );
+            let planned = self.tier.tenants.get(&name);
+            let planned = planned.into_iter().flat_map(TenantPlacement::resources);
+            compiled.resources.extend(planned.map(Arc::new));
             let before = self.catalog.tenants.get(&name);
             // The controller's own resources stay as they were; `publish_now` updates them once all
             // tenants' claims are in.

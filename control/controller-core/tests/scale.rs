@@ -155,7 +155,6 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         let is_silent = is_silent.clone();
         tokio::spawn(async move {
             while !(token == "e1" && *is_silent.borrow()) && member.report().await {
-                // Real members report as often if something changes.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });

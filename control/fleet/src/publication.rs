@@ -47,7 +47,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> D
     for (name, view) in &catalog.tenants {
         let tenant = view
             .of(ResourceKind::Tenant)
-            .find_map(|e| match &e.resource {
+            .find_map(|e| match e.resource.as_ref() {
                 Resource::Tenant(t) if !t.gateway_cidrs.is_empty() => Some(t),
                 _ => None,
             });
@@ -64,7 +64,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> D
         add_gateways(view, tenant.vni, &mut demands);
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {
-            let Resource::Service(service) = &entry.resource else {
+            let Resource::Service(service) = entry.resource.as_ref() else {
                 continue;
             };
             // A service without workloads has no weight, but is placed too.
@@ -111,7 +111,7 @@ fn add_planned_services(catalog: &Catalog, plan: &Plan, demands: &mut Demands) {
 /// Adds the demands of a tenant's Gateways.
 fn add_gateways(view: &TenantCatalog, vni: Vni, demands: &mut Demands) {
     for entry in view.of(ResourceKind::Ingress) {
-        let Resource::Ingress(gateway) = &entry.resource else {
+        let Resource::Ingress(gateway) = entry.resource.as_ref() else {
             continue;
         };
         let requested = view.ingress.addresses.get(&gateway.key);
@@ -132,7 +132,7 @@ fn add_gateways(view: &TenantCatalog, vni: Vni, demands: &mut Demands) {
 fn weights(view: &TenantCatalog) -> BTreeMap<ServiceKey, u32> {
     let mut weights = BTreeMap::new();
     for entry in view.of(ResourceKind::Workload) {
-        let Resource::Workload(workload) = &entry.resource else {
+        let Resource::Workload(workload) = entry.resource.as_ref() else {
             continue;
         };
         let services: BTreeSet<&ServiceKey> =

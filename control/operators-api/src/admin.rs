@@ -24,7 +24,7 @@ use canal_wire::api::admin_server::Admin;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 
-use crate::conditions::ConditionsService;
+use crate::conditions::{ConditionsService, ConditionsStream};
 use crate::observe::{self, ObservationContext, ObservationStream};
 use crate::operator::{OperatorCall, OperatorScope};
 use crate::share_status;
@@ -41,7 +41,7 @@ pub struct AdminService {
     pub health: Arc<SourceHealth>,
     pub subscribers: Arc<Subscribers>,
     pub observations: Arc<ObservationContext>,
-    pub conditions: Arc<ConditionsService>,
+    pub conditions: ConditionsService,
     pub fleet: Arc<FleetHandle>,
     pub trust: Arc<TrustAuthorities>,
     pub store: Arc<Store>,
@@ -208,20 +208,26 @@ impl Admin for AdminService {
         Ok(Response::new(response))
     }
 
+    type ConditionsStream = ConditionsStream;
+
     async fn conditions(
         &self,
         request: Request<api::ConditionsRequest>,
-    ) -> Result<Response<api::ConditionsResponse>, Status> {
+    ) -> Result<Response<ConditionsStream>, Status> {
         let mut call = self.operator("conditions", &request)?;
-        let tenant = call.tenant_of(&request.get_ref().tenant)?;
-        let view = self.catalog.borrow().tenants.get(&tenant).cloned();
-        let view = view.ok_or_else(|| {
+        let api::ConditionsRequest { tenant, namespace } = request.into_inner();
+        let tenant = call.tenant_of(&tenant)?;
+        // Names that no tenant has must not fill the queue of requests.
+        if !self.catalog.borrow().tenants.contains_key(&tenant) {
             call.set_outcome("missing");
-            unknown_tenant(&tenant)
-        })?;
-        let overview = self.overview();
-        let found = self.conditions.of_tenant(tenant, view, overview).await;
-        call.set_outcome(if found.is_ok() { "accepted" } else { "refused" });
+            return Err(unknown_tenant(&tenant));
+        }
+        let found = self.conditions.of_tenant(&tenant, namespace).await;
+        call.set_outcome(match &found {
+            Ok(_) => "accepted",
+            Err(status) if status.code() == Code::NotFound => "missing",
+            Err(_) => "refused",
+        });
         found.map(Response::new)
     }
 

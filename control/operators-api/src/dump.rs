@@ -178,10 +178,13 @@ fn filters(filters: &RouteFilters) -> Value {
         json!({ "set": pairs(&headers.set), "add": pairs(&headers.add), "remove": headers.remove })
     };
     let path = filters.rewrite.path.as_ref().map(path_change);
+    let path_regex = filters.rewrite.path_regex.as_ref();
+    let path_regex =
+        path_regex.map(|it| json!({ "pattern": it.pattern, "substitution": it.substitution }));
     json!({
         "requestHeaders": modifier(&filters.request_headers),
         "responseHeaders": modifier(&filters.response_headers),
-        "rewrite": { "host": filters.rewrite.host, "path": path },
+        "rewrite": { "host": filters.rewrite.host, "path": path, "pathRegex": path_regex },
     })
 }
 
@@ -263,6 +266,7 @@ fn mirror(mirror: &RouteMirror) -> Value {
         "service": service,
         "port": port,
         "millionths": mirror.fraction.millionths(),
+        "backend": mirror.backend,
     })
 }
 

@@ -15,7 +15,10 @@ mod views;
 
 pub use admin::{AdminService, FILES_MAX};
 pub use admin_server::{ADMIN_CONNECTIONS_MAX, AdminAcceptor, AdminEndpoint, PagesContext};
-pub use conditions::{CONDITIONS_AT_ONCE_MAX, ConditionsService};
+pub use conditions::{
+    CONDITIONS_AT_ONCE_MAX, CONDITIONS_BYTES_MAX, CONDITIONS_PER_TENANT_MAX, ConditionsService,
+    ConditionsStream,
+};
 pub use observe::{
     OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX, ObservationContext, ObservationRegistry,
     ObservationService, ObservationStream,

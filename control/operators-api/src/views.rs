@@ -67,7 +67,7 @@ pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
 pub(crate) fn tenant_status(name: &TenantName, view: &TenantCatalog) -> api::TenantStatus {
     let ready = view
         .of(ResourceKind::Workload)
-        .filter(|e| matches!(&e.resource, Resource::Workload(w) if w.ready))
+        .filter(|e| matches!(e.resource.as_ref(), Resource::Workload(w) if w.ready))
         .count();
     let findings = |severity| {
         view.diagnostics
@@ -85,6 +85,6 @@ pub(crate) fn tenant_status(name: &TenantName, view: &TenantCatalog) -> api::Ten
         warnings: findings(Severity::Warning),
         outside_passes: view
             .of(ResourceKind::Tenant)
-            .any(|e| matches!(&e.resource, Resource::Tenant(t) if t.outbound_traffic_policy == OutboundTrafficPolicy::Passthrough)),
+            .any(|e| matches!(e.resource.as_ref(), Resource::Tenant(t) if t.outbound_traffic_policy == OutboundTrafficPolicy::Passthrough)),
     }
 }

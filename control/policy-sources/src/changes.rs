@@ -387,6 +387,7 @@ mod tests {
             store,
             metrics: Arc::new(ControllerMetrics::default()),
             limits,
+            compilers: Default::default(),
         });
         let (commits, ready) = mpsc::channel(1);
         let (catalogs, basis) = watch::channel(Arc::default());

@@ -14,6 +14,7 @@ pub mod files;
 mod plan_apply;
 mod prepare;
 pub mod source;
+mod tenant_compiler;
 mod tenant_sources;
 mod turns;
 
@@ -22,7 +23,8 @@ pub use changes::{ApplyOutcome, PendingChanges, QueuedWrite, WriteError};
 pub use plan_apply::WriteRequest;
 pub use prepare::{
     Basis, Commit, Committed, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason,
-    WriteEdits, clashes,
+    WriteEdits, clashes, compile_allowance, excesses,
 };
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
+pub use tenant_compiler::{TenantCompiler, TenantCompilers};
 pub use tenant_sources::TenantSources;

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
+use crate::tenant_compiler::TenantCompilers;
 use crate::tenant_sources::TenantSources;
 
 /// The state against which changes are prepared: everything as the catalog writer last committed
@@ -213,6 +214,7 @@ pub struct Preparer {
     pub store: Arc<Store>,
     pub metrics: Arc<ControllerMetrics>,
     pub limits: Arc<TenantLimits>,
+    pub compilers: TenantCompilers,
 }
 
 impl Preparer {
@@ -369,20 +371,15 @@ impl Preparer {
         ids: &BTreeMap<ServiceKey, ServiceId>,
     ) -> ValidatedTenant {
         let begun = Instant::now();
-        let TenantLimits {
-            compiled: bytes,
-            compiled_resources: resources,
-            route_tables,
-            ..
-        } = self.limits.as_ref();
-        let [bytes_max, resources_max, tables_max] =
-            [bytes, resources, route_tables].map(|limit| limit.allowance(&sources.name));
-        let max = CompiledSize {
-            bytes: bytes_max,
-            resources: resources_max,
-            route_table_bytes: tables_max,
-        };
-        let compiled = catch_panic(|| sources.compile(ids, max));
+        let max = compile_allowance(&self.limits, &sources.name);
+        let compiled = catch_panic(|| {
+            self.compilers.with(&sources.name, |compiler| {
+                sources.compile(compiler, ids, max)
+            })
+        });
+        if sources.is_gone() {
+            self.compilers.forget(&sources.name);
+        }
         self.metrics.count(metrics::COMPILES, &[]);
         self.metrics
             .add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
@@ -398,31 +395,7 @@ impl Preparer {
                 };
             }
         };
-        let checks = [
-            (WithheldReason::CompiledBytes, bytes, size.bytes, max.bytes),
-            (
-                WithheldReason::CompiledResources,
-                resources,
-                size.resources,
-                max.resources,
-            ),
-            (
-                WithheldReason::RouteTableBytes,
-                route_tables,
-                size.route_table_bytes,
-                max.route_table_bytes,
-            ),
-        ];
-        // A share that grew while the compiler worked does not help: the resources are not
-        // complete.
-        let exceeded = checks
-            .into_iter()
-            .filter(|(_, _, amount, max)| amount > max);
-        let excess: Vec<_> = exceeded
-            .map(|(reason, limit, amount, _)| {
-                Objection::new(reason, *limit.refuse(&sources.name, amount))
-            })
-            .collect();
+        let excess = excesses(&self.limits, &sources.name, size, max);
         // The compiler stopped at the share, so what it made is only a part.
         if !excess.is_empty() {
             compiled.resources = Vec::new();
@@ -433,6 +406,52 @@ impl Preparer {
             objections: excess,
         }
     }
+}
+
+/// Returns the size of compiled resources that a tenant's shares allow now.
+pub fn compile_allowance(limits: &TenantLimits, tenant: &TenantName) -> CompiledSize {
+    CompiledSize {
+        bytes: limits.compiled.allowance(tenant),
+        resources: limits.compiled_resources.allowance(tenant),
+        route_table_bytes: limits.route_tables.allowance(tenant),
+    }
+}
+
+/// Returns an objection for each share of which a compilation within `max` exceeded its part, and
+/// counts the refusals. A share that grew while the compiler worked does not help: the resources are
+/// not complete.
+pub fn excesses(
+    limits: &TenantLimits,
+    tenant: &TenantName,
+    size: CompiledSize,
+    max: CompiledSize,
+) -> Vec<Objection> {
+    let checks = [
+        (
+            WithheldReason::CompiledBytes,
+            &limits.compiled,
+            size.bytes,
+            max.bytes,
+        ),
+        (
+            WithheldReason::CompiledResources,
+            &limits.compiled_resources,
+            size.resources,
+            max.resources,
+        ),
+        (
+            WithheldReason::RouteTableBytes,
+            &limits.route_tables,
+            size.route_table_bytes,
+            max.route_table_bytes,
+        ),
+    ];
+    let exceeded = checks
+        .into_iter()
+        .filter(|(_, _, amount, max)| amount > max);
+    exceeded
+        .map(|(reason, limit, amount, _)| Objection::new(reason, *limit.refuse(tenant, amount)))
+        .collect()
 }
 
 /// Runs pure code on tenants' input. A panic is a bug of the controller, but affects only that

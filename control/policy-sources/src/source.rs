@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use canal_catalog::PolicyOrigin;
@@ -53,8 +53,9 @@ pub struct ReadContent {
     origin: PolicyOrigin,
     documents: Vec<Arc<Document>>,
     diagnostics: Vec<Diagnostic>,
-    /// Position of each object in `documents`.
-    by_key: HashMap<ObjectKey, usize>,
+    /// Position of each object in `documents`, from the first search on. A tenant with one source needs
+    /// none.
+    by_key: OnceLock<HashMap<ObjectKey, usize>>,
 }
 
 impl ReadContent {
@@ -64,16 +65,11 @@ impl ReadContent {
         documents: Vec<Arc<Document>>,
         diagnostics: Vec<Diagnostic>,
     ) -> Self {
-        let by_key = documents
-            .iter()
-            .enumerate()
-            .map(|(at, d)| (d.object.key(), at))
-            .collect();
         Self {
             origin,
             documents,
             diagnostics,
-            by_key,
+            by_key: OnceLock::new(),
         }
     }
 
@@ -100,7 +96,11 @@ impl PolicySource for ReadContent {
         Box::new(self.documents.iter())
     }
     fn find(&self, key: &ObjectKey) -> Option<&Arc<Document>> {
-        self.by_key.get(key).map(|at| &self.documents[*at])
+        let by_key = self.by_key.get_or_init(|| {
+            let documents = self.documents.iter().enumerate();
+            documents.map(|(at, it)| (it.object.key(), at)).collect()
+        });
+        by_key.get(key).map(|at| &self.documents[*at])
     }
     fn diagnostics(&self) -> Vec<Diagnostic> {
         self.diagnostics.clone()

@@ -4,11 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_catalog::wire_check::{self, EnforcedResources};
 use canal_catalog::{CatalogObject, CompiledTenant, PolicyOrigin};
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
-use canal_compiler::{CompileInput, CompileOutput, compile_within, service_keys};
+use canal_compiler::{CompileInput, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -17,6 +16,7 @@ use canal_sources::pinpoint;
 
 use crate::applied::AppliedObjects;
 use crate::source::{PolicySource, ReadContent, SourceState};
+use crate::tenant_compiler::{CheckedOutput, TenantCompiler};
 
 /// All sources of one tenant.
 #[derive(Debug, Clone)]
@@ -231,10 +231,11 @@ impl TenantSources {
         service_keys(&self.name, &documents)
     }
 
-    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. Also
-    /// returns the size of the resources; beyond `max` it is their size when the work stopped.
+    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. `compiler`
+    /// is that of the tenant's last compile, which may have been one of other sources. Also returns the size of the resources; beyond `max` it is their size when the work stopped.
     pub fn compile(
         &self,
+        compiler: &mut TenantCompiler,
         service_ids: &BTreeMap<ServiceKey, ServiceId>,
         max: CompiledSize,
     ) -> (CompiledTenant, CompiledSize) {
@@ -246,7 +247,12 @@ impl TenantSources {
             service_ids,
             jwks: &self.jwks,
         };
-        let output = compile_within(&input, max);
+        let CheckedOutput {
+            output,
+            resources,
+            refused,
+            size,
+        } = compiler.compile(&input, max);
         let mut diagnostics: Vec<Diagnostic> = self
             .by_precedence()
             .flat_map(|source| source.diagnostics())
@@ -259,42 +265,26 @@ impl TenantSources {
                 .cloned()
                 .map(|d| placed(d, &documents)),
         );
-        let CompileOutput {
-            resources,
-            claims,
-            homes,
-            ingress,
-            federations,
-            jwks,
-            mut size,
-            is_stopped,
-            ..
-        } = output;
         // Key sets that no object uses any more are left out.
         diagnostics.extend(
             self.jwks_faults
                 .iter()
-                .filter(|(uri, _)| jwks.contains(*uri))
+                .filter(|(uri, _)| output.jwks.contains(*uri))
                 .map(|(uri, fault)| unfetched(uri, fault, self)),
         );
-        // Resources that data planes would refuse must not be published as they are.
-        let EnforcedResources { resources, bytes } =
-            wire_check::enforce(resources, max.bytes, &mut diagnostics);
-        // The size of a compilation that stopped shows the excess; its resources are only a part.
-        if !is_stopped {
-            size.bytes = bytes;
-        }
+        diagnostics.extend(refused);
         let complete = self.is_complete();
         (
             CompiledTenant {
                 resources,
-                claims,
-                home_azs: homes,
-                ingress,
-                federations,
-                jwks,
+                claims: output.claims.clone(),
+                home_azs: output.homes.clone(),
+                ingress: output.ingress.clone(),
+                federations: output.federations.clone(),
+                jwks: output.jwks.clone(),
                 diagnostics,
                 objects,
+                withheld: None,
                 complete,
             },
             size,

@@ -384,12 +384,7 @@ const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are ma
 const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
 const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
 
-const VIRTUAL_SERVICE: [KnownField; 15] = [
-    never(
-        "spec.http[].rewrite.uriRegexRewrite",
-        "rewriting a path by a regular expression is not supported in this version",
-        "use rewrite.uri",
-    ),
+const VIRTUAL_SERVICE: [KnownField; 14] = [
     never(
         "spec.tls[].match[].destinationSubnets",
         DESTINATION_SUBNETS,

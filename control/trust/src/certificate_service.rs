@@ -231,7 +231,7 @@ fn decide_holder(
                 .of(ResourceKind::Entitlement)
                 .filter(|e| scope::visible(&e.resource, principal, &catalog.placement));
             let is_entitled = visible.any(
-                |e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(requested)),
+                |e| matches!(e.resource.as_ref(), Resource::Entitlement(e) if e.identities.contains(requested)),
             );
             match is_entitled {
                 true => Ok(()),
@@ -247,7 +247,7 @@ fn decide_holder(
 pub fn key_policy(view: &TenantCatalog) -> KeyPolicy {
     let tenant = view
         .of(ResourceKind::Tenant)
-        .find_map(|e| match &e.resource {
+        .find_map(|e| match e.resource.as_ref() {
             Resource::Tenant(tenant) => Some(tenant.keys),
             _ => None,
         });
@@ -271,7 +271,7 @@ fn decide_names(
         .map_err(|e: canal_model::ids::IdError| IdentityDenied::ServiceForm(e.to_string()))?;
     let found = view
         .of(ResourceKind::Service)
-        .find_map(|e| match &e.resource {
+        .find_map(|e| match e.resource.as_ref() {
             Resource::Service(s) if s.key == key && key.tenant == *tenant => {
                 Some(s.hostname.clone())
             }

@@ -36,12 +36,16 @@ pub fn of_backend(rule: &RouteRule, at: usize) -> Option<RouteFilters> {
     // the name.
     let spells = |one: &str, other: &str| is_spelling_of(one.as_bytes(), other.as_bytes());
     let equals = |one: &str, other: &str| one == other;
+    let rewrites_path = second.rewrite.path.is_some() || second.rewrite.path_regex.is_some();
+    let of_path = if rewrites_path { second } else { first };
+    let of_path = &of_path.rewrite;
     Some(RouteFilters {
         request_headers: join(&first.request_headers, &second.request_headers, spells),
         response_headers: join(&first.response_headers, &second.response_headers, equals),
         rewrite: UrlRewrite {
             host: second.rewrite.host.clone().or(first.rewrite.host.clone()),
-            path: second.rewrite.path.clone().or(first.rewrite.path.clone()),
+            path: of_path.path.clone(),
+            path_regex: of_path.path_regex.clone(),
         },
     })
 }

@@ -12,13 +12,12 @@ mod build_termination;
 mod throttling;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use canal_identity::ClientIdentityFactory;
 use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
-use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName};
 use canal_model::load_balancing::LoadBalancer;
 use canal_model::program::{
     AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, RelayProtocol, Resource,
@@ -33,13 +32,15 @@ use build_hash_tables::PendingHashTables;
 pub(crate) use build_hash_tables::{FinishedHashTable, HashTableJob};
 use build_listener_termination::ListenerCertificates;
 pub(crate) use build_routes::CompileJob;
+#[cfg(test)]
+pub(crate) use build_routes::PANICKING;
 
 use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls, TenantView,
-    WorkloadLabels, WorkloadView,
+    EndpointIds, FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls,
+    TenantView, WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's
@@ -66,6 +67,13 @@ struct ServiceState {
 }
 
 impl ServiceState {
+    /// True if nothing of the service is stored and nothing uses its endpoint sets.
+    fn is_empty(&self) -> bool {
+        let is_declared = self.service.is_some() || self.gateway.is_some() || self.view.is_some();
+        let is_named = !self.routes.is_empty() || !self.members.is_empty();
+        !is_declared && !is_named && self.sets.is_empty()
+    }
+
     /// Returns the load balancer of a port and subset. A service may have very many subsets.
     fn load_balancer(&self, port: u16, subset: &Labels) -> LoadBalancer {
         let of_port = self.service.as_ref().and(self.load_balancers.get(&port));
@@ -112,9 +120,7 @@ pub struct SnapshotBuilder {
     tables: BTreeMap<String, Arc<Resource>>,
     /// Number of this replica in bucket tables.
     number: Option<ReplicaNumber>,
-    /// Endpoint IDs by everything that an idle connection depends on. A connection to an address
-    /// that the workload has left may lead to another workload by now.
-    endpoint_ids: HashMap<(String, SocketAddr, Option<SocketAddr>, Option<Vni>), u64>,
+    /// The last ID of endpoints, endpoint sets and versions of policies.
     last_id: u64,
     /// Tenants of which nothing is served, including tenants that do not exist yet.
     closed: BTreeSet<TenantName>,
@@ -154,7 +160,6 @@ impl SnapshotBuilder {
             throttles: HashMap::default(),
             tables: BTreeMap::default(),
             number: None,
-            endpoint_ids: HashMap::default(),
             last_id: 0,
             closed: BTreeSet::new(),
             faults: HashMap::default(),
@@ -232,8 +237,8 @@ impl SnapshotBuilder {
                 self.upsert_listener_certificate(resource.name(), it)
             }
             Resource::Workload(workload) => {
-                self.remove_workload(&workload.uid());
-                self.insert_workload(resource, workload);
+                let before = self.remove_workload(&workload.uid());
+                self.insert_workload(resource, workload, before.as_deref());
             }
             Resource::Route(rule) => self.upsert_route(resource.name(), rule),
             Resource::Address(address) => self.upsert_address(resource.name(), address),
@@ -271,6 +276,7 @@ impl SnapshotBuilder {
                         self.forget_listeners(&key);
                         self.touch_policies(&key.tenant, []);
                     }
+                    self.state(&key).load_balancers.clear();
                     if let Some(gone) = self.state(&key).service.take() {
                         self.forget_inside(&key, gone.id);
                     }
@@ -281,7 +287,6 @@ impl SnapshotBuilder {
             ResourceKind::ListenerCertificate => self.remove_listener_certificate(name),
             ResourceKind::Workload => {
                 self.remove_workload(name);
-                self.endpoint_ids.retain(|(uid, ..), _| uid != name);
             }
             ResourceKind::Route => self.remove_route(name),
             ResourceKind::Address => self.remove_address(name),
@@ -447,10 +452,9 @@ impl SnapshotBuilder {
         }
     }
 
-    fn remove_workload(&mut self, uid: &str) {
-        let Some(view) = self.workloads.remove(uid) else {
-            return;
-        };
+    /// Removes a workload and returns it. Its cost does not depend on the number of workloads.
+    fn remove_workload(&mut self, uid: &str) -> Option<Arc<WorkloadView>> {
+        let view = self.workloads.remove(uid)?;
         let tenant = view
             .uid
             .split('/')
@@ -468,9 +472,15 @@ impl SnapshotBuilder {
             self.state(service).members.remove(uid);
             self.touched.members.insert(service.clone());
         }
+        Some(view)
     }
 
-    fn insert_workload(&mut self, resource: &Arc<Resource>, workload: &Workload) {
+    fn insert_workload(
+        &mut self,
+        resource: &Arc<Resource>,
+        workload: &Workload,
+        before: Option<&WorkloadView>,
+    ) {
         let tenant = self.tenant(&workload.tenant);
         let (trust_domain, vni) = (tenant.trust_domain.clone(), tenant.vni);
         let identity = trust_domain.map(|trust_domain| Identity {
@@ -492,6 +502,14 @@ impl SnapshotBuilder {
             .iter()
             // A workload must not receive another tenant's requests.
             .filter(|e| e.service.tenant == workload.tenant);
+        let serves: Vec<_> = serves
+            .map(|e| (e.service.clone(), e.port, e.target_port))
+            .collect();
+        let (last_id, addresses) = (&mut self.last_id, &workload.addresses);
+        let ids = EndpointIds::assign(before, addresses, vni, &serves, || {
+            *last_id += 1;
+            *last_id
+        });
         let view = Arc::new(WorkloadView {
             uid: workload.uid(),
             namespace: workload.namespace.clone(),
@@ -503,9 +521,8 @@ impl SnapshotBuilder {
             tunnel: workload.tunnel,
             vni,
             identity: identity.into_iter().collect(),
-            serves: serves
-                .map(|e| (e.service.clone(), e.port, e.target_port))
-                .collect(),
+            serves,
+            ids,
             source: resource.clone(),
         });
         let known = &mut self.tenant(&workload.tenant).workloads;
@@ -572,7 +589,8 @@ impl SnapshotBuilder {
         for key in &touched.views {
             self.rebuild_view(key);
         }
-        self.free_unused_sets();
+        let freed = self.free_unused_sets();
+        self.drop_empty_services(touched.members.iter().chain(&touched.views).chain(&freed));
         if touched.gateways {
             self.rebuild_gateways();
         }
@@ -581,6 +599,16 @@ impl SnapshotBuilder {
         for name in touched.tenants.iter().chain(&again.tenants) {
             if let Some(view) = self.tenants.get(name) {
                 self.snapshot.put(view.clone());
+            }
+        }
+    }
+
+    /// Drops what is stored of those of the services of which nothing is left: tenants choose how
+    /// many Services they name one after the other.
+    fn drop_empty_services<'a>(&mut self, services: impl Iterator<Item = &'a ServiceKey>) {
+        for key in services {
+            if self.services.get(key).is_some_and(ServiceState::is_empty) {
+                self.services.remove(key);
             }
         }
     }
@@ -622,6 +650,7 @@ impl SnapshotBuilder {
             .filter(|_| !self.withheld.contains(key))
         else {
             self.release_sets(old.as_deref());
+            self.faults.remove(key);
             return;
         };
         let names = Arc::new(ServiceNames {
@@ -757,5 +786,7 @@ fn hostname_of(key: &ServiceKey, service: Option<&Service>) -> String {
     )
 }
 
+#[cfg(test)]
+mod growth_tests;
 #[cfg(test)]
 mod tests;

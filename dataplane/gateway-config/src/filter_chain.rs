@@ -9,6 +9,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{Backend, RouteRule};
 
 use super::DestinationPolicy;
+use super::route_mirrors::is_of_backend;
 
 /// A set of filters: a bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,12 +61,12 @@ impl FilterChain {
         }
     }
 
-    /// Returns the filters of a rule for requests to one of its backends, which is `service`. `dialled` are the filters
-    /// that the policies of the rule's service require. They apply in addition to those of the
+    /// Returns the filters of a rule for requests to one of its backends, at this position, which is
+    /// `service`. `dialled` are the filters that the policies of the rule's service require. They apply in addition to those of the
     /// backend's endpoints if the backend is another service.
     pub(crate) fn of_rule(
         rule: &RouteRule,
-        backend: &Backend,
+        (at, backend): (usize, &Backend),
         service: &ServiceKey,
         dialled: Self,
     ) -> Self {
@@ -88,7 +89,7 @@ impl FilterChain {
         if rule.cors.is_some() {
             chain = chain.with(Self::SHARE_RESPONSES);
         }
-        if !rule.mirrors.is_empty() {
+        if rule.mirrors.iter().any(|mirror| is_of_backend(mirror, at)) {
             chain = chain.with(Self::COPY_REQUESTS);
         }
         chain

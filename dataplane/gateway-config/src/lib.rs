@@ -11,6 +11,8 @@
 
 pub mod backend_filters;
 mod build;
+mod endpoint_ids;
+mod endpoint_sets;
 mod filter_chain;
 mod hash_table;
 pub mod jwt;
@@ -52,6 +54,9 @@ use canal_model::trust::KeyPolicy;
 use hashbrown::HashMap;
 
 pub use build::{ServiceCertificateFn, SnapshotBuilder};
+use endpoint_ids::EndpointIds;
+pub use endpoint_sets::EndpointSetId;
+use endpoint_sets::EndpointSets;
 pub use filter_chain::FilterChain;
 pub use hash_table::hash_of;
 pub use load_balancing::{GeneratedCookie, HashBalancer, LoadBalancing, hash_of_request};
@@ -59,7 +64,7 @@ pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
 pub use route_answers::AnsweredRequest;
 pub use route_cors::CorsOutcome;
-pub use route_filters::{MatchedFilters, edit_response};
+pub use route_filters::{MatchedFilters, REWRITTEN_DOT_SEGMENT, edit_response};
 pub use route_mirrors::SelectedMirror;
 pub use route_reply::RouteReply;
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
@@ -129,7 +134,8 @@ impl Snapshot {
         Some((self.tenants.get(&key.tenant)?, key))
     }
 
-    /// Returns the endpoint set with this ID.
+    /// Returns the endpoint set with this ID; `None` if the snapshot has none, for example because
+    /// the ID is of an earlier snapshot and its set was freed.
     #[inline]
     pub fn set(&self, slot: EndpointSetId) -> Option<&Arc<EndpointSet>> {
         self.sets.get(slot)
@@ -279,6 +285,8 @@ pub struct WorkloadView {
     pub identity: Arc<[Identity]>,
     /// Service, port and target port of each endpoint.
     pub serves: Vec<(ServiceKey, u16, u16)>,
+    /// IDs of the workload as an endpoint.
+    ids: EndpointIds,
     /// Original resource, from which the view is rebuilt when the tenant changes.
     source: Arc<Resource>,
 }
@@ -308,7 +316,7 @@ pub struct EndpointSet {
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     /// Stays the same for the same workload at the same address and port in the same network, for
-    /// as long as the process lives.
+    /// as long as the workload serves there.
     pub id: u64,
     pub workload: Arc<WorkloadView>,
     /// The workload's first address, with the target port.
@@ -328,54 +336,6 @@ impl Endpoint {
             Some(other) if self.address.is_ipv4() != client.to_canonical().is_ipv4() => other,
             _ => self.address,
         }
-    }
-}
-
-/// Identifies an endpoint set; stays the same while the set behind it changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EndpointSetId(u32);
-
-/// Endpoint sets by ID; an edit copies one chunk.
-#[derive(Debug, Default, Clone)]
-struct EndpointSets {
-    chunks: Vec<Arc<Vec<Arc<EndpointSet>>>>,
-}
-
-/// Number of sets per chunk. An edit copies one chunk and the list of chunks. With 16,384 sets each
-/// has 128 pointers, which is the least of both together.
-const CHUNK: usize = 128;
-
-impl EndpointSets {
-    fn get(&self, slot: EndpointSetId) -> Option<&Arc<EndpointSet>> {
-        let at = slot.0 as usize;
-        self.chunks.get(at / CHUNK)?.get(at % CHUNK)
-    }
-
-    fn push(&mut self, set: EndpointSet) -> EndpointSetId {
-        if self.chunks.last().is_none_or(|c| c.len() == CHUNK) {
-            self.chunks.push(Arc::new(Vec::with_capacity(CHUNK)));
-        }
-        let chunk = self.chunks.len() - 1;
-        let sets = Arc::make_mut(&mut self.chunks[chunk]);
-        sets.push(Arc::new(set));
-        // 2^32 IDs would need terabytes of memory.
-        EndpointSetId((chunk * CHUNK + sets.len() - 1) as u32)
-    }
-
-    fn replace(&mut self, slot: EndpointSetId, set: Arc<EndpointSet>) {
-        let at = slot.0 as usize;
-        if let Some(place) = self
-            .chunks
-            .get_mut(at / CHUNK)
-            .and_then(|c| Arc::make_mut(c).get_mut(at % CHUNK))
-        {
-            *place = set;
-        }
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.chunks.iter().map(|c| c.len()).sum()
     }
 }
 

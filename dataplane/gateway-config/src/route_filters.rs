@@ -7,14 +7,17 @@ use std::sync::Arc;
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_faults::FaultPolicy;
-use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
-use canal_router::{RoutableRequest, TextPatterns};
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RegexSubstitution, RouteFilters};
+use canal_router::{PathSubstitution, RoutableRequest, TextPatterns};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::mutations::RequestMutations;
 use crate::route_cors::{self, CorsOutcome};
 use crate::route_mirrors::SelectedMirror;
 use crate::route_reply::RouteReply;
+
+/// The reason for which a rewritten path with a dot segment is refused, as logs show it.
+pub const REWRITTEN_DOT_SEGMENT: &str = "rewritten_dot_segment";
 
 /// A rule with filters, and the match of it that holds for the request.
 #[derive(Debug, Clone)]
@@ -23,6 +26,8 @@ pub struct MatchedFilters {
     match_index: usize,
     /// Filters of the rule and then of the backend; `None` if the backend has none of its own.
     of_backend: Option<Arc<RouteFilters>>,
+    /// Compiled expression that rewrites the path, if the rule's is valid.
+    substitution: Option<Arc<PathSubstitution>>,
     /// Outcome of the rule's cross-origin policy for the request.
     cors: Option<CorsOutcome>,
     /// Mirrors that get a copy of the request, until the copies begin.
@@ -36,6 +41,7 @@ impl MatchedFilters {
             rule: rule.clone(),
             match_index,
             of_backend: None,
+            substitution: None,
             cors: None,
             mirrors: RefCell::default(),
         }
@@ -46,6 +52,13 @@ impl MatchedFilters {
     #[must_use]
     pub fn with_backend(mut self, filters: Option<Arc<RouteFilters>>) -> Self {
         self.of_backend = filters;
+        self
+    }
+
+    /// Sets the compiled expression that rewrites the path.
+    #[must_use]
+    pub fn with_substitution(mut self, compiled: Arc<PathSubstitution>) -> Self {
+        self.substitution = Some(compiled);
         self
     }
 
@@ -100,16 +113,19 @@ impl MatchedFilters {
 
     /// Returns the mutations of the request: those of its authorization, then those of the filters.
     /// A header that authorization determines stays as it is. `path` is the path in the form that
-    /// routes compare. Returns `None` if the rewritten path has a dot segment, which nobody judged:
-    /// `/static../x` with the prefix `/static` would become `/files/../x`.
+    /// routes compare.
+    ///
+    /// # Errors
+    /// The rewritten path exceeds a limit, or has a dot segment, which nobody judged: `/static../x`
+    /// with the prefix `/static` would become `/files/../x`. The error is the reason as logs show it.
     pub fn request(
         &self,
         authorized: Option<&RequestMutations>,
         path: &str,
-    ) -> Option<RequestMutations> {
+    ) -> Result<RequestMutations, &'static str> {
         let mut changes = authorized.cloned().unwrap_or_default();
         let Some(filters) = self.filters() else {
-            return Some(changes);
+            return Ok(changes);
         };
         let is_free = |name: &str| !authorized.is_some_and(|changes| changes.determines(name));
         let HeaderModifier { set, add, remove } = &filters.request_headers;
@@ -124,12 +140,28 @@ impl MatchedFilters {
         }
         changes.host.clone_from(&filters.rewrite.host);
         // `OPTIONS *` is about the server, and has no path.
-        if let Some(rewrite) = &filters.rewrite.path
-            && path.starts_with('/')
-        {
-            changes.path = Some(self.rewritten(rewrite, path)?);
+        if path.starts_with('/') {
+            if let Some(rewrite) = &filters.rewrite.path {
+                changes.path = Some(self.rewritten(rewrite, path).ok_or(REWRITTEN_DOT_SEGMENT)?);
+            } else if let Some(regex) = &filters.rewrite.path_regex {
+                changes.path = Some(self.substituted(regex, path)?);
+            }
         }
-        Some(changes)
+        Ok(changes)
+    }
+
+    /// Returns the path after a substitution.
+    fn substituted(&self, regex: &RegexSubstitution, path: &str) -> Result<String, &'static str> {
+        // Each expression is compiled with the rule. One without it is beyond the limits.
+        let compiled = self.substitution.as_ref();
+        let compiled = compiled.filter(|compiled| compiled.written() == regex);
+        let compiled = compiled.ok_or("rewrite_not_compiled")?;
+        let made = compiled.replace(path).map_err(|why| why.name())?;
+        if made.split('/').any(is_dot_segment) {
+            return Err(REWRITTEN_DOT_SEGMENT);
+        }
+        let slash = if made.starts_with('/') { "" } else { "/" };
+        Ok(format!("{slash}{made}"))
     }
 
     /// Returns the path after `rewrite`; `None` if it has a dot segment.
@@ -211,9 +243,16 @@ fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> Str
     }
 }
 
-/// True for `.` and `..`, also with a path parameter.
+/// True for `.` and `..`, also as escapes and with a path parameter.
 fn is_dot_segment(segment: &str) -> bool {
-    matches!(segment.split(';').next(), Some("." | ".."))
+    let name = segment.split(';').next().unwrap_or_default();
+    match name.contains('%') {
+        false => matches!(name, "." | ".."),
+        true => matches!(
+            name.to_ascii_lowercase().replace("%2e", ".").as_str(),
+            "." | ".."
+        ),
+    }
 }
 
 fn without_last_slash(text: &str) -> &str {
@@ -262,6 +301,7 @@ mod tests {
         let rewrite = canal_model::route_filters::UrlRewrite {
             host: None,
             path: Some(PathRewrite::Prefix("/files/".into())),
+            path_regex: None,
         };
         let filters = matched(
             "/static",
@@ -270,10 +310,47 @@ mod tests {
                 ..RouteFilters::default()
             },
         );
-        assert_eq!(filters.request(None, "/static../x"), None);
-        assert_eq!(filters.request(None, "/static..;a/x"), None);
+        for path in ["/static../x", "/static..;a/x"] {
+            assert_eq!(filters.request(None, path), Err(REWRITTEN_DOT_SEGMENT));
+        }
         let changes = filters.request(None, "/static..a/x").unwrap();
         assert_eq!(changes.path.as_deref(), Some("/files/..a/x"));
+    }
+
+    #[test]
+    fn a_regular_expression_rewrites_the_path() {
+        let regex = |pattern: &str, substitution: &str| {
+            let written = RegexSubstitution {
+                pattern: pattern.to_owned(),
+                substitution: substitution.to_owned(),
+            };
+            let rewrite = canal_model::route_filters::UrlRewrite {
+                path_regex: Some(written.clone()),
+                ..Default::default()
+            };
+            let filters = RouteFilters {
+                rewrite,
+                ..RouteFilters::default()
+            };
+            let matched = matched("/", filters);
+            match PathSubstitution::compile(&written, &canal_router::RouterLimits::DEFAULT) {
+                Some(compiled) => matched.with_substitution(Arc::new(compiled)),
+                None => matched,
+            }
+        };
+        for (pattern, substitution, path, want) in [
+            ("^/v([0-9]+)/(.*)$", r"/\2/v\1", "/v1/a", Ok("/a/v1")),
+            ("^/", "", "/a", Ok("/a")),
+            ("x", ".", "/a/x/b", Err(REWRITTEN_DOT_SEGMENT)),
+            ("%25", "%", "/%252e./b", Err(REWRITTEN_DOT_SEGMENT)),
+            ("(", "", "/a", Err("rewrite_not_compiled")),
+        ] {
+            let changes = regex(pattern, substitution).request(None, path);
+            let changed = changes.as_ref().map(|changes| changes.path.as_deref());
+            assert_eq!(changed, want.as_ref().map(|it| Some(*it)), "{pattern}");
+        }
+        let star = regex("a", "b").request(None, "*").unwrap();
+        assert_eq!(star.path, None);
     }
 
     #[test]
@@ -306,6 +383,9 @@ mod tests {
             ("..", true),
             (".", true),
             ("..;a", true),
+            (".%2E", true),
+            ("%2e;a", true),
+            ("%2ea", false),
             ("..a", false),
             ("", false),
         ] {

@@ -13,8 +13,8 @@ use canal_model::program::{
 };
 use canal_model::route_table::RouteTable;
 use canal_router::{
-    BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, TextPatterns,
-    pick,
+    BackendChoice, BrokenMatch, PathSubstitution, RoutableRequest, RouteDecision, Router,
+    RouterLimits, TextPatterns, pick,
 };
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -51,6 +51,8 @@ pub(super) struct CompiledRoutes {
     faults: usize,
     /// Regular expressions of the rules' origins.
     origins: HashMap<RouteKey, TextPatterns>,
+    /// Regular expressions of the rules that rewrite paths.
+    substitutions: HashMap<RouteKey, Arc<PathSubstitution>>,
 }
 
 impl CompiledRoutes {
@@ -97,6 +99,15 @@ impl CompiledRoutes {
         let rules = table.rules().iter();
         let origins = rules.filter_map(|rule| Some((rule.key.clone(), compile_origins(rule)?)));
         let origins = origins.collect();
+        let rules = table.rules().iter();
+        let substitutions = rules.filter_map(|rule| {
+            let filters = rule.filters.as_deref()?;
+            let written = filters.rewrite.path_regex.as_ref()?;
+            // Without it, requests are refused.
+            let compiled = PathSubstitution::compile(written, &RouterLimits::DEFAULT)?;
+            Some((rule.key.clone(), Arc::new(compiled)))
+        });
+        let substitutions = substitutions.collect();
         Self {
             service,
             rules: table.into_rules(),
@@ -104,6 +115,7 @@ impl CompiledRoutes {
             listeners,
             faults: faults.iter().map(Vec::len).sum(),
             origins,
+            substitutions,
         }
     }
 
@@ -125,8 +137,11 @@ impl CompiledRoutes {
     /// match that of the largest regex. Such a match may have been compiled before it was rejected.
     pub(super) fn cost_bytes(&self) -> usize {
         let origins = self.origins.values().map(TextPatterns::memory_bytes);
+        let substitutions = self.substitutions.values();
+        let substitutions = substitutions.map(|it| it.memory_bytes());
         self.routers.iter().map(Router::memory_bytes).sum::<usize>()
             + origins.sum::<usize>()
+            + substitutions.sum::<usize>()
             + self.faults * RouterLimits::DEFAULT.regex_bytes_max
     }
 }
@@ -274,7 +289,7 @@ impl ServiceRoutes {
                     slot: targets.slot(service, *port, subset),
                     // The compiler permits far fewer backends.
                     backend: u16::try_from(at).unwrap_or(u16::MAX),
-                    filters: FilterChain::of_rule(rule, b, service, dialled),
+                    filters: FilterChain::of_rule(rule, (at, b), service, dialled),
                 }),
                 _ => None,
             });
@@ -411,14 +426,19 @@ impl ServiceRoutes {
             let of_backend = of_rule.get(usize::from(target.backend));
             filters = filters.with_backend(of_backend.cloned().flatten());
         }
+        if let Some(substitution) = self.compiled.substitutions.get(&rule.key) {
+            filters = filters.with_substitution(substitution.clone());
+        }
         if rule.cors.is_some() {
             let patterns = self.compiled.origins.get(&rule.key);
             filters = filters.with_cors(patterns, request);
         }
         if !rule.mirrors.is_empty()
+            && let Some(RouteTarget { backend, .. }) = target
             && let Some(targets) = self.mirrors.get(&rule.key)
         {
-            let drawn = route_mirrors::draw(&rule.mirrors, random).filter_map(|at| {
+            let drawn = route_mirrors::draw(&rule.mirrors, usize::from(backend), random);
+            let drawn = drawn.filter_map(|at| {
                 Some(SelectedMirror {
                     target: targets.get(at).copied()??,
                 })

@@ -9,6 +9,7 @@
 //! resources or not at all. Start with [`TenantBuilds::apply`] and [`TenantBuilds::next_step`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use canal_model::ids::{Generation, TenantName};
@@ -130,19 +131,27 @@ impl BuildStep {
         &self.tenant
     }
 
-    /// Compiles the routes of one service, or builds a hash table.
+    /// Compiles the routes of one service, or builds a hash table. A panic ends only the tenant's
+    /// build: its configuration must not stop the builds of others.
     pub fn run(self) -> FinishedStep {
+        let work = catch_panic(|| match self.work {
+            StepWork::Routes { number, job } => FinishedWork::Routes {
+                number,
+                compiled: job.map(CompileJob::run),
+            },
+            StepWork::HashTable(job) => FinishedWork::HashTable(job.run()),
+        });
         FinishedStep {
             tenant: self.tenant,
-            work: match self.work {
-                StepWork::Routes { number, job } => FinishedWork::Routes {
-                    number,
-                    compiled: job.map(CompileJob::run),
-                },
-                StepWork::HashTable(job) => FinishedWork::HashTable(job.run()),
-            },
+            work: work.unwrap_or(FinishedWork::Panicked),
         }
     }
+}
+
+/// Runs a part of a tenant's build that has no access to what others use. Returns `None` if it
+/// panics.
+fn catch_panic<T>(build: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(build)).ok()
 }
 
 /// Result of a step, for [`TenantBuilds::finish`].
@@ -158,6 +167,8 @@ enum FinishedWork {
         compiled: Option<CompiledRoutes>,
     },
     HashTable(FinishedHashTable),
+    /// Nothing: it panicked.
+    Panicked,
 }
 
 impl FinishedStep {
@@ -178,8 +189,8 @@ pub struct TenantBuilds {
     closed: BTreeSet<TenantName>,
     /// Tenants that the caller opened, and that stay closed until nothing of them waits.
     closed_until_built: BTreeSet<TenantName>,
-    /// Tenants whose tables could not be put in force because of a fault in this program. They are
-    /// closed until a whole state arrives.
+    /// Tenants whose tables could not be built or put in force because of a fault in this program.
+    /// They are closed until a whole state arrives.
     failed: BTreeSet<TenantName>,
     last_number: u64,
     /// True if the last step built a hash table. Then the next one compiles routes, if some wait.
@@ -247,15 +258,22 @@ impl TenantBuilds {
         let (mut ready, mut spent) = (Vec::new(), 0);
         for (mut jobs, tenant, change) in builds {
             // What is compiled of a tenant that does not fit is kept for its later build.
-            let mut compiled = Vec::new();
+            let (mut compiled, mut has_panicked) = (Vec::new(), false);
             while spent < bytes_max
+                && !has_panicked
                 && let Some(job) = jobs.pop()
             {
-                let routes = job.run();
-                spent += routes.cost_bytes();
-                compiled.push(routes);
+                match catch_panic(|| job.run()) {
+                    Some(routes) => {
+                        spent += routes.cost_bytes();
+                        compiled.push(routes);
+                    }
+                    None => has_panicked = true,
+                }
             }
-            if jobs.is_empty() {
+            if has_panicked {
+                self.mark_failed(&tenant);
+            } else if jobs.is_empty() {
                 now.add(change);
                 ready.extend(compiled);
             } else {
@@ -333,6 +351,7 @@ impl TenantBuilds {
                 self.builder.put_hash_table(built);
                 Some(self.publish(&TenantChange::default(), Vec::new()))
             }
+            FinishedWork::Panicked => Some(self.fail(&tenant)),
         }
     }
 
@@ -404,13 +423,21 @@ impl TenantBuilds {
         Some(snapshot)
     }
 
-    /// Discards a tenant's waiting changes because [`TenantBuilds::finish`] panicked. It closes the
-    /// tenant, because changes that the gateway acknowledged may not be in force.
+    /// Discards a tenant's waiting changes because a step or [`TenantBuilds::finish`] panicked. It
+    /// closes the tenant until [`TenantBuilds::replace`], because changes that the gateway
+    /// acknowledged may not be in force.
     pub fn fail(&mut self, tenant: &TenantName) -> Arc<Snapshot> {
         self.turns.end(tenant);
         self.waiting.remove(tenant);
-        self.failed.insert(tenant.clone());
+        self.mark_failed(tenant);
         self.publish(&TenantChange::default(), Vec::new())
+    }
+
+    /// Lets the next snapshot close a tenant until a whole state arrives, which is at the start of
+    /// the process.
+    fn mark_failed(&mut self, tenant: &TenantName) {
+        tracing::error!(%tenant, "gateway: building the tenant's tables panicked; nothing of the tenant is served until the gateway restarts");
+        self.failed.insert(tenant.clone());
     }
 
     /// Returns the tenants whose newest changes are not in force yet.

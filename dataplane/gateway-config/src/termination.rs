@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use canal_identity::{ListenerChoice, ListenerClientVerifier, Terminator};
+use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
 use canal_tls::TrustView;
 
@@ -90,6 +91,8 @@ pub struct TerminationView {
     /// True if plaintext is refused.
     pub required: bool,
     broken: bool,
+    /// Certificates that clients with TLS must present.
+    clients: ClientCertificates,
     /// Names that clients may use; `None` if the tenant's own certificate determines them.
     names: Option<Vec<String>>,
 }
@@ -99,14 +102,27 @@ impl TerminationView {
         terminator: Option<Terminator>,
         required: bool,
         broken: bool,
+        clients: ClientCertificates,
         names: Option<Vec<String>>,
     ) -> Self {
         Self {
             terminator,
             required,
             broken,
+            clients,
             names,
         }
+    }
+
+    /// Returns whether a client may stay that connected before the Termination was as it is now.
+    /// `tls` is whether the client uses TLS, and `has_certificate` whether it proved an identity.
+    pub fn keeps(&self, tls: bool, has_certificate: bool) -> bool {
+        let is_refused = if tls {
+            self.clients == ClientCertificates::Required && !has_certificate
+        } else {
+            self.required
+        };
+        !self.broken && !is_refused
     }
 
     /// True if the Termination is broken; then every connection is refused.
@@ -128,6 +144,7 @@ impl TerminationView {
             None,
             required,
             broken,
+            ClientCertificates::None,
             Some(names.iter().map(ToString::to_string).collect()),
         )
     }

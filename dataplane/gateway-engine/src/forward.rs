@@ -20,8 +20,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use canal_gateway_config::{
-    AnsweredRequest, DestinationPolicy, GeneratedCookie, MatchedFilters, RequestMutations,
-    RouteReply, hash_of_request, jwt,
+    AnsweredRequest, DestinationPolicy, GeneratedCookie, MatchedFilters, REWRITTEN_DOT_SEGMENT,
+    RequestMutations, RouteReply, hash_of_request, jwt,
 };
 use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use canal_gateway_http::heads;
@@ -98,10 +98,10 @@ fn decide_mutations<'a, R: FullRequest>(
     // The rule was chosen by the normal form of the path, so its prefix is one of that form.
     let normal = routing_path(request.path());
     let path = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Cow::Owned);
-    let changes = matched.request(authorized, &path).map(Cow::Owned);
+    let changes = matched.request(authorized, &path);
     changes
-        .map(Some)
-        .ok_or(ProxyError::UnsafePath("rewritten_dot_segment"))
+        .map(|changes| Some(Cow::Owned(changes)))
+        .map_err(ProxyError::UnsafePath)
 }
 
 /// Returns the hash of the part of a request that the key names; `None` if there is none. If the
@@ -613,7 +613,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let matched = routed.matched.as_ref();
         matched
             .and_then(|matched| matched.answer(&request))
-            .ok_or(ProxyError::UnsafePath("rewritten_dot_segment"))
+            .ok_or(ProxyError::UnsafePath(REWRITTEN_DOT_SEGMENT))
     }
 }
 

@@ -165,17 +165,19 @@ pub(crate) fn connection(
 }
 
 /// Returns whether bytes that are not requests are still relayed for a session: a Gateway has the
-/// listener and a route for them. Other destinations have no listeners.
+/// listener and a route for them. Another service's Termination would accept the connection; other
+/// destinations have none.
 pub(crate) fn is_relayed(worker: &Worker, session: &ClientSession) -> bool {
     let Destination::Service(key, _) = &session.destination else {
         return true;
     };
-    if !is_gateway_service(key) {
-        return true;
-    }
+    let is_gateway = is_gateway_service(key);
     let Ok((_, resolved)) = session.resolve(worker) else {
-        return false;
+        return !is_gateway;
     };
+    if !is_gateway {
+        return !is_of_earlier_listener(session, &resolved);
+    }
     let ResolvedDestination::Service { service, port } = &*resolved else {
         return false;
     };
@@ -211,8 +213,8 @@ fn admit(
     worker.limits.request(&session.account)
 }
 
-/// True if the destination is a port of a Gateway whose listeners would not have accepted the
-/// session's connection: it is older than they are.
+/// True if the destination's listener or Termination would not have accepted the session's
+/// connection: it is older than they are.
 fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestination) -> bool {
     let ResolvedDestination::Service { service, port } = resolved else {
         return false;
@@ -225,7 +227,7 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
         }
         // Requests cannot be read of connections that are relayed.
         Some(PortTermination::Passthrough | PortTermination::Relay(_)) => true,
-        Some(PortTermination::Service(_)) => false,
+        Some(PortTermination::Service(view)) => !session.is_kept_by(view),
         None => port.protocol == AppProtocol::Tcp && is_gateway_service(&service.names.key),
     }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use canal_gateway_config::{
-    ListenerClients, RequestThrottle, TenantView, WorkloadLabels, admit_all,
+    ListenerClients, RequestThrottle, TenantView, TerminationView, WorkloadLabels, admit_all,
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::{CountGuard, TenantUsage};
@@ -168,6 +168,13 @@ impl ClientSession {
             SessionAdmission::Accepted(permit) => &permit.drain,
             SessionAdmission::Tunnel { drain, .. } => drain,
         }
+    }
+
+    /// Returns whether a Termination that is as it is now keeps the session's connection. It does not
+    /// concern clients with a node proxy, whose tunnels have proved an identity.
+    pub(crate) fn is_kept_by(&self, termination: &TerminationView) -> bool {
+        let is_tunnel = matches!(self.admission, SessionAdmission::Tunnel { .. });
+        is_tunnel || termination.keeps(self.tls, self.secured)
     }
 
     /// True if the tenant has policies for any destination.

@@ -157,8 +157,8 @@ async fn tunnel(
     };
     // After the authorization, so that refused peers occupy none of the pod's tunnels.
     let Some(_permit) = context.inbound.take() else {
-        let reason = NodeRefusal::ConnectionLimit;
-        return refuse(&local, &context, incoming, reason, addresses, "tunnels");
+        let limit = NodeRefusal::ConnectionLimit;
+        return refuse(&local, &context, incoming, limit, addresses, "tunnels");
     };
     let flow = flow(
         &incoming,
@@ -186,9 +186,8 @@ async fn tunnel(
         Ok(app) => app,
         Err(no) => {
             incoming.refuse(no.refusal.status());
-            return local
-                .records
-                .closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
+            let fault = no.refusal.into();
+            return local.records.closed(&flow, &meter, Some((&fault, &no.why)));
         }
     };
     // The client asks how many bytes the application received, to know what it may send again.

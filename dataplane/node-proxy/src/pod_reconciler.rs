@@ -383,16 +383,17 @@ impl PodReconciler {
         // Capture first: from here on nothing leaves unencrypted, and connections are refused until
         // the listeners are open.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
+        // Connections from before the capture would go on unencrypted, which only a tenant with
+        // passthrough permits. They end before anything can fail: a second attempt would adopt the
+        // capture of this one, which is not new then.
+        if taken.is_new() && !self.passes_outside(&pod) {
+            self.guards.end_dialled(&pod);
+        }
         let mut packets = self
             .capture
             .guard_packets(&pod, &taken)
             .map_err(|e| e.to_string())?;
         packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
-        // Connections from before the capture would go on unencrypted, which only a tenant with
-        // passthrough permits.
-        if taken.is_new() && !self.passes_outside(&pod) {
-            self.guards.end_dialled(&pod);
-        }
         // A pod that returns before its last process ended must not be released any more.
         self.leaving.retain(|(p, ..)| p.uid != pod.uid);
         let labels =

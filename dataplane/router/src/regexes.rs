@@ -146,14 +146,14 @@ impl<'l> AutomatonBudget<'l> {
 
 /// Returns the syntax of a pattern. RE2 reads `\w`, `\d`, `\s` and `\b` as ASCII, which gives small
 /// automata. Only patterns that are not valid in that way use Unicode.
-fn syntax_of(unicode: bool) -> syntax::Config {
+pub(crate) fn syntax_of(unicode: bool) -> syntax::Config {
     syntax::Config::new()
         .unicode(unicode)
         .utf8(false)
         .nest_limit(100)
 }
 
-fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
+pub(crate) fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
     match syntax::parse_with(pattern, &syntax_of(false)) {
         Ok(_) => Ok(false),
         Err(_) => syntax::parse_with(pattern, &syntax_of(true))

@@ -164,12 +164,25 @@ pub struct HeaderOperations {
 
 /// Changes of the URL of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct HttpRewrite {
     /// New path, or what takes the place of the prefix that the match names.
     pub uri: Option<String>,
     /// Host that takes the place of the request's.
     pub authority: Option<String>,
+    /// Replacement of parts of the path, in place of `uri`.
+    pub uri_regex_rewrite: Option<UriRegexRewrite>,
+}
+
+/// Replaces all texts in a path that a regular expression matches.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct UriRegexRewrite {
+    /// RE2 syntax. It may match any part of the path.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Text that takes the place of each match, in which `\1` is the first group.
+    pub rewrite: String,
 }
 
 /// A set of conditions that must all hold.

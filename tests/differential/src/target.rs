@@ -19,7 +19,8 @@ use canal_model::route_table::RouteTable;
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::filters::ForwardedRequest;
 use canal_router::{
-    RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits, routing_path,
+    PathSubstitution, RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits,
+    routing_path,
 };
 use canal_wire::southbound;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -127,7 +128,16 @@ impl GatewayTarget {
             return None;
         };
         let of_backend = backend_filters::of_backend(found.rule(), backend).map(Arc::new);
-        Some(MatchedFilters::new(found.rule(), found.match_index).with_backend(of_backend))
+        let filters = MatchedFilters::new(found.rule(), found.match_index);
+        let written = found.rule().filters.as_deref();
+        let regex = written.and_then(|filters| filters.rewrite.path_regex.as_ref());
+        let compiled =
+            regex.and_then(|regex| PathSubstitution::compile(regex, &RouterLimits::DEFAULT));
+        let filters = match compiled {
+            Some(compiled) => filters.with_substitution(Arc::new(compiled)),
+            None => filters,
+        };
+        Some(filters.with_backend(of_backend))
     }
 
     /// Returns the headers of a response that the client receives from the backend with this index,
@@ -154,7 +164,7 @@ impl GatewayTarget {
         let filters = self.filters(request, backend)?;
         let normal = routing_path(parts.path());
         let path = normal.map_or_else(|| String::from_utf8_lossy(parts.path()), Into::into);
-        let changes = filters.request(None, &path)?;
+        let changes = filters.request(None, &path).ok()?;
         let mut headers = header_map(request);
         changes.apply(&mut headers);
         let headers = header_list(&headers);

@@ -5,18 +5,21 @@ use canal_model::program::{BackendTarget, Labels, RouteMirror};
 use canal_model::request_fraction::RequestFraction;
 use canal_oracle::mirrors::copied;
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 fn mirrors() -> impl Strategy<Value = RouteMirror> {
     let fraction = prop_oneof![Just(0), Just(1), Just(1_000_000), 0..=1_000_000u32]
         .prop_filter_map("more than all", RequestFraction::of_millionths);
-    fraction.prop_map(|fraction| RouteMirror {
+    let backend = option::of(0..2u16);
+    (fraction, backend).prop_map(|(fraction, backend)| RouteMirror {
         target: BackendTarget::Service {
             service: "alpha/shop/copies".parse().expect("a key"),
             port: 80,
             subset: Labels::new(),
         },
         fraction,
+        backend,
     })
 }
 
@@ -27,12 +30,13 @@ proptest! {
     fn the_gateway_copies_what_the_oracle_does(
         mirrors in vec(mirrors(), 0..5),
         randoms in vec(prop_oneof![Just(0), Just(u64::MAX), any::<u64>()], 5),
+        backend in 0..2u16,
     ) {
         let mut numbers = randoms.iter().copied();
-        let drawn: Vec<_> = draw(&mirrors, || numbers.next().expect("one for each mirror"))
+        let drawn: Vec<_> = draw(&mirrors, usize::from(backend), || numbers.next().expect("one for each mirror"))
             .map(|at| &mirrors[at])
             .collect();
-        let expected = copied(&mirrors, &randoms);
+        let expected = copied(&mirrors, backend, &randoms);
         prop_assert_eq!(drawn, expected);
     }
 }

@@ -159,8 +159,7 @@ fn a_root_is_replaced_under_load() {
         ]
         .concat()
     };
-    // Three messages a second on each of 50 sessions: enough that a session that breaks is seen
-    // soon.
+    // Three messages a second on each of 50 sessions soon show a session that breaks.
     let sessions = [
         "canal-samples",
         "sessions",
@@ -202,8 +201,7 @@ fn a_root_is_replaced_under_load() {
             deadline(STEP_TIMEOUT),
             "the replacement is under way",
             || {
-                // A rotation that has not begun looks like one that is over, so its begin is awaited
-                // first.
+                // A rotation that has not begun looks like one that is over.
                 domain("alpha")["phase"] != "steady"
             },
         );

@@ -8,6 +8,7 @@ use canal_model::policy::gateway_api::{
 };
 use canal_model::policy::istio::{
     HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
+    UriRegexRewrite,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -21,42 +22,50 @@ const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
 
 /// Adds filters to some backends of HTTPRoutes.
 pub(crate) fn of_http_backend(
-    backend_ref: impl Strategy<Value = BackendRef>,
+    backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = RouteBackendRef<HttpRouteFilter>> {
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     let filters = (
-        backend_ref,
+        backend_ref.clone(),
         modifiers(),
         option::weighted(0.1, rewrite),
         option::weighted(0.02, redirect()),
+        mirrors::of_filters(backend_ref),
     );
-    filters.prop_map(|(backend, [request, response], rewrite, redirect)| {
-        let mut backend = RouteBackendRef::from(backend);
-        let request = request.map(|headers| HttpRouteFilter {
-            kind: "RequestHeaderModifier".to_owned(),
-            request_header_modifier: Some(headers),
-            ..HttpRouteFilter::default()
-        });
-        let response = response.map(|headers| HttpRouteFilter {
-            kind: "ResponseHeaderModifier".to_owned(),
-            response_header_modifier: Some(headers),
-            ..HttpRouteFilter::default()
-        });
-        let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
-            kind: "URLRewrite".to_owned(),
-            url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
-            ..HttpRouteFilter::default()
-        });
-        // Such a backend is refused.
-        let redirect = redirect.map(|redirect| HttpRouteFilter {
-            kind: "RequestRedirect".to_owned(),
-            request_redirect: Some(redirect),
-            ..HttpRouteFilter::default()
-        });
-        let filters = [request, response, rewrite, redirect];
-        backend.filters = filters.into_iter().flatten().collect();
-        backend
-    })
+    filters.prop_map(
+        |(backend, [request, response], rewrite, redirect, mirrors)| {
+            let mut backend = RouteBackendRef::from(backend);
+            let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
+                kind: "RequestMirror".to_owned(),
+                request_mirror: Some(mirror),
+                ..HttpRouteFilter::default()
+            });
+            let request = request.map(|headers| HttpRouteFilter {
+                kind: "RequestHeaderModifier".to_owned(),
+                request_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            let response = response.map(|headers| HttpRouteFilter {
+                kind: "ResponseHeaderModifier".to_owned(),
+                response_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
+                kind: "URLRewrite".to_owned(),
+                url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
+                ..HttpRouteFilter::default()
+            });
+            // Such a backend is refused.
+            let redirect = redirect.map(|redirect| HttpRouteFilter {
+                kind: "RequestRedirect".to_owned(),
+                request_redirect: Some(redirect),
+                ..HttpRouteFilter::default()
+            });
+            let filters = [request, response, rewrite, redirect];
+            backend.filters = filters.into_iter().flatten().chain(mirrors).collect();
+            backend
+        },
+    )
 }
 
 /// Adds filters to some backends of GRPCRoutes.
@@ -293,12 +302,28 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = (Option<Headers>, Op
 {
     let headers =
         (operations(), operations()).prop_map(|(request, response)| Headers { request, response });
-    let rewrite = (option::of(words(&PATHS)), option::of(words(&HOSTS[..3])))
-        .prop_map(|(uri, authority)| HttpRewrite { uri, authority });
+    let rewrite = (
+        option::of(words(&PATHS)),
+        option::of(words(&HOSTS[..3])),
+        option::weighted(0.3, regex_rewrite()),
+    );
+    let rewrite = rewrite.prop_map(|(uri, authority, regex)| HttpRewrite {
+        // With both, the rule is refused.
+        uri: uri.filter(|_| regex.is_none()),
+        authority,
+        uri_regex_rewrite: regex,
+    });
     (
         option::weighted(0.2, headers),
         option::weighted(0.2, rewrite),
     )
+}
+
+/// Generates rewrites by regular expressions; the last one of each list is refused with some others.
+fn regex_rewrite() -> impl Strategy<Value = UriRegexRewrite> {
+    let patterns = words(&["/", "^/([^/]*)(/.*)?$", "[ab]*", "(?i)(B|%2f)", "a)|(b"]);
+    let rewrites = words(&["/x", "-", r"\\", r"/\0", r"\2/\1"]);
+    (patterns, rewrites).prop_map(|(pattern, rewrite)| UriRegexRewrite { pattern, rewrite })
 }
 
 fn operations() -> impl Strategy<Value = HeaderOperations> + Clone {

@@ -430,11 +430,8 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .into_iter()
         .map(|written| host(&at, written))
         .collect::<Result<_, ResourceDecodeError>>()?;
-    let matches = r
-        .matches
-        .into_iter()
-        .map(|m| http_match(&at, m))
-        .collect::<Result<Vec<_>, _>>()?;
+    let matches = r.matches.into_iter().map(|m| http_match(&at, m));
+    let matches = matches.collect::<Result<Vec<_>, _>>()?;
     // Without a match the rule could mean all requests or none.
     if matches.is_empty() {
         return at.err(
@@ -456,10 +453,16 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             filters = Some(Box::new(route_filters::decode(&at, received)?));
             split(at.need("filtered_split.split", f.split)?)?
         }
-        Action::StrictSplit(s) => {
+        Action::StrictSplit(s)
+        | Action::Extended(w::ExtendedAction {
+            action: Some(w::extended_action::Action::Split(s)),
+        }) => {
             let received = s.filters.map(|it| route_filters::decode(&at, it));
             filters = received.transpose()?.map(Box::new);
             split(at.need("strict_split.split", s.split)?)?
+        }
+        Action::Extended(w::ExtendedAction { action: None }) => {
+            return at.err("extended.action", "is missing");
         }
         Action::Answer(received) => {
             let (answer, of_answer) = route_answers::decode(&at, received)?;
@@ -482,8 +485,11 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .map(|received| route_attempts::decode(&at, received));
     let faults = r.faults.map(|received| route_faults::decode(&at, received));
     let cors = r.cors.map(|received| route_cors::decode(&at, received));
-    let mirrors = r.mirrors.into_iter();
-    let mirrors = mirrors.map(|received| route_mirrors::decode(&at, received));
+    let of_rule = r.mirrors.into_iter().map(|received| (received, false));
+    let of_backends = r.backend_mirrors.into_iter();
+    let mirrors = of_rule.chain(of_backends.map(|received| (received, true)));
+    let mirrors = mirrors
+        .map(|(received, is_of_backend)| route_mirrors::decode(&at, received, is_of_backend));
     Ok(p::RouteRule {
         key,
         parent: at.key("parent", r.parent)?,

@@ -255,7 +255,13 @@ impl From<&p::RouteRule> for w::Route {
                     backends: b.iter().map(backend).collect(),
                 };
                 match &r.filters {
-                    // First, because a strict rule may have filters or none.
+                    filters if is_extended(r) => Action::Extended(w::ExtendedAction {
+                        action: Some(w::extended_action::Action::Split(w::StrictSplit {
+                            split: Some(split),
+                            filters: filters.as_deref().map(w::RouteFilters::from),
+                        })),
+                    }),
+                    // Before the others, because a strict rule may have filters or none.
                     filters if is_strict(r) => Action::StrictSplit(w::StrictSplit {
                         split: Some(split),
                         filters: filters.as_deref().map(w::RouteFilters::from),
@@ -290,9 +296,26 @@ impl From<&p::RouteRule> for w::Route {
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
             faults: r.faults.as_deref().map(w::FaultPolicy::from),
             cors: r.cors.as_deref().map(w::CorsPolicy::from),
-            mirrors: r.mirrors.iter().map(w::RouteMirror::from).collect(),
+            mirrors: mirrors(r, |mirror| mirror.backend.is_none()),
+            backend_mirrors: mirrors(r, |mirror| mirror.backend.is_some()),
         }
     }
+}
+
+fn mirrors(rule: &p::RouteRule, is_wanted: fn(&p::RouteMirror) -> bool) -> Vec<w::RouteMirror> {
+    let mirrors = rule.mirrors.iter().filter(|mirror| is_wanted(mirror));
+    mirrors.map(w::RouteMirror::from).collect()
+}
+
+/// Returns whether the rule has parts for which data planes need to know the extended action.
+fn is_extended(rule: &p::RouteRule) -> bool {
+    let of_backends = match &rule.action {
+        p::RouteAction::Split(backends) => backends.as_slice(),
+        p::RouteAction::Answer(_) | p::RouteAction::Refuse { .. } => &[],
+    };
+    let of_backends = of_backends.iter().map(|backend| &backend.filters);
+    let mut filters = of_backends.chain([&rule.filters]).flatten();
+    filters.any(|filters| filters.rewrite.path_regex.is_some())
 }
 
 /// Returns whether a data plane must know more fields of the rule than its action and filters.

@@ -15,10 +15,17 @@ impl From<&m::RouteFilters> for w::RouteFilters {
             request_headers: encode(&filters.request_headers),
             response_headers: encode(&filters.response_headers),
             rewrite_host: filters.rewrite.host.clone().unwrap_or_default(),
-            rewrite_path: filters.rewrite.path.as_ref().map(|path| match path {
-                m::PathRewrite::Full(path) => RewritePath::FullPath(path.clone()),
-                m::PathRewrite::Prefix(text) => RewritePath::PathPrefix(text.clone()),
-            }),
+            rewrite_path: match (&filters.rewrite.path, &filters.rewrite.path_regex) {
+                (Some(m::PathRewrite::Full(path)), _) => Some(RewritePath::FullPath(path.clone())),
+                (Some(m::PathRewrite::Prefix(text)), _) => {
+                    Some(RewritePath::PathPrefix(text.clone()))
+                }
+                (None, Some(regex)) => Some(RewritePath::PathRegex(w::RegexSubstitution {
+                    pattern: regex.pattern.clone(),
+                    substitution: regex.substitution.clone(),
+                })),
+                (None, None) => None,
+            },
         }
     }
 }
@@ -44,16 +51,16 @@ pub(super) fn decode(
     filters: w::RouteFilters,
 ) -> Result<m::RouteFilters, ResourceDecodeError> {
     use w::route_filters::RewritePath;
-    let path = filters.rewrite_path.map(|path| match path {
-        RewritePath::FullPath(path) if !path.starts_with('/') => at.err(
-            "filters.full_path",
-            format!("{path:?} does not begin with a slash"),
-        ),
-        RewritePath::FullPath(path) => {
-            path_text(at, "filters.full_path", path).map(m::PathRewrite::Full)
+    let mut path_regex = None;
+    let path = filters.rewrite_path.and_then(|path| match path {
+        RewritePath::PathRegex(received) => {
+            path_regex = Some(substitution(at, received));
+            None
         }
+        RewritePath::FullPath(path) => Some(full_path(at, path)),
         RewritePath::PathPrefix(text) => {
-            path_text(at, "filters.path_prefix", text).map(m::PathRewrite::Prefix)
+            let text = path_text(at, "filters.path_prefix", text);
+            Some(text.map(m::PathRewrite::Prefix))
         }
     });
     // Any other byte could end the header or add another one.
@@ -79,7 +86,27 @@ pub(super) fn decode(
         rewrite: m::UrlRewrite {
             host: (!filters.rewrite_host.is_empty()).then_some(filters.rewrite_host),
             path: path.transpose()?,
+            path_regex: path_regex.transpose()?,
         },
+    })
+}
+
+fn full_path(at: &DecodeContext<'_>, path: String) -> Result<m::PathRewrite, ResourceDecodeError> {
+    const FIELD: &str = "filters.full_path";
+    if !path.starts_with('/') {
+        return at.err(FIELD, format!("{path:?} does not begin with a slash"));
+    }
+    path_text(at, FIELD, path).map(m::PathRewrite::Full)
+}
+
+/// The gateway compiles the pattern, and refuses requests if it cannot.
+fn substitution(
+    at: &DecodeContext<'_>,
+    received: w::RegexSubstitution,
+) -> Result<m::RegexSubstitution, ResourceDecodeError> {
+    Ok(m::RegexSubstitution {
+        pattern: received.pattern,
+        substitution: path_text(at, "filters.path_regex.substitution", received.substitution)?,
     })
 }
 
@@ -161,7 +188,7 @@ pub(super) fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte)
 }
 
-/// Returns filters with every field set, for the tests of all resources.
+/// Returns filters with every field set.
 #[cfg(test)]
 pub(super) fn sample() -> m::RouteFilters {
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -176,8 +203,27 @@ pub(super) fn sample() -> m::RouteFilters {
         rewrite: m::UrlRewrite {
             host: Some("a.example:80".to_owned()),
             path: Some(m::PathRewrite::Prefix("/b".to_owned())),
+            path_regex: None,
         },
     }
+}
+
+/// Returns filters with a regular expression that rewrites paths.
+#[cfg(test)]
+fn sample_with_regex() -> m::RouteFilters {
+    let mut filters = sample();
+    filters.rewrite.path = None;
+    filters.rewrite.path_regex = Some(m::RegexSubstitution {
+        pattern: "/a(.*)".to_owned(),
+        substitution: r"/b\1".to_owned(),
+    });
+    filters
+}
+
+/// Returns filters with each way to rewrite a path, for the tests of all resources.
+#[cfg(test)]
+pub(super) fn samples() -> [m::RouteFilters; 2] {
+    [sample(), sample_with_regex()]
 }
 
 #[cfg(test)]
@@ -187,7 +233,7 @@ mod tests {
     #[test]
     fn filters_that_could_change_the_framing_are_refused() {
         type Change = fn(&mut m::RouteFilters);
-        let cases: [(Change, &str); 10] = [
+        let cases: [(Change, &str); 11] = [
             (|f| f.request_headers.set[0].0 = "host".into(), "host"),
             (
                 |f| f.request_headers.add[0].0 = "transfer-encoding".into(),
@@ -217,6 +263,13 @@ mod tests {
                 |f| f.rewrite.path = Some(m::PathRewrite::Prefix("/a b".into())),
                 "not a path",
             ),
+            (
+                |f| {
+                    *f = sample_with_regex();
+                    f.rewrite.path_regex.as_mut().unwrap().substitution = "/b?c=1".into();
+                },
+                "not a path",
+            ),
         ];
         let at = DecodeContext("a rule");
         assert_eq!(decode(&at, (&sample()).into()), Ok(sample()));
@@ -234,6 +287,7 @@ mod tests {
             rewrite: m::UrlRewrite {
                 host: None,
                 path: Some(m::PathRewrite::Full("/".to_owned())),
+                path_regex: None,
             },
             ..m::RouteFilters::default()
         };

@@ -9,7 +9,11 @@ use crate::program as w;
 
 impl From<&RouteMirror> for w::RouteMirror {
     fn from(mirror: &RouteMirror) -> Self {
-        let RouteMirror { target, fraction } = mirror;
+        let RouteMirror {
+            target,
+            fraction,
+            backend,
+        } = mirror;
         let target = encode::backend(&canal_model::program::Backend {
             weight: 1,
             target: target.clone(),
@@ -18,6 +22,7 @@ impl From<&RouteMirror> for w::RouteMirror {
         Self {
             target: Some(target),
             millionths: fraction.millionths(),
+            backend: backend.unwrap_or_default().into(),
         }
     }
 }
@@ -25,15 +30,20 @@ impl From<&RouteMirror> for w::RouteMirror {
 pub(super) fn decode(
     at: &DecodeContext<'_>,
     received: w::RouteMirror,
+    is_of_backend: bool,
 ) -> Result<RouteMirror, ResourceDecodeError> {
     let target = at.need("mirrors.target", received.target)?;
     let target = super::decode::backend(at, target)?.target;
     if matches!(target, BackendTarget::Refuse { .. }) {
         return at.err("mirrors.target", "is no service");
     }
+    let Ok(backend) = u16::try_from(received.backend) else {
+        return at.err("backend_mirrors.backend", "is no position of a backend");
+    };
     Ok(RouteMirror {
         target,
         fraction: route_faults::fraction(at, "mirrors.millionths", received.millionths)?,
+        backend: is_of_backend.then_some(backend),
     })
 }
 
@@ -41,14 +51,14 @@ pub(super) fn decode(
 #[cfg(test)]
 pub(super) fn samples() -> Vec<RouteMirror> {
     use canal_model::request_fraction::RequestFraction;
-    let mirror = |fraction| RouteMirror {
+    let mirror = |backend| RouteMirror {
         target: BackendTarget::Service {
             service: "alpha/b/copies".parse().unwrap(),
             port: 80,
             subset: [("version".into(), "v2".into())].into(),
         },
-        fraction,
+        fraction: RequestFraction::ALL,
+        backend,
     };
-    let half = RequestFraction::of_millionths(500_000).expect("less than all");
-    vec![mirror(RequestFraction::ALL), mirror(half)]
+    vec![mirror(None), mirror(Some(0)), mirror(Some(1))]
 }

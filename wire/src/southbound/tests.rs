@@ -115,10 +115,10 @@ fn routes() -> Vec<Resource> {
         ..rule(split.clone())
     });
     let shared: Vec<_> = shared.map(Resource::Route).collect();
-    let filtered = p::RouteRule {
-        filters: Some(Box::new(super::route_filters::sample())),
+    let filtered = super::route_filters::samples().map(|filters| p::RouteRule {
+        filters: Some(Box::new(filters)),
         ..rule(split.clone())
-    };
+    });
     let answers = super::route_answers::samples().into_iter();
     let answered = answers.map(|answer| rule(p::RouteAction::Answer(Box::new(answer))));
     let mut all = vec![
@@ -127,8 +127,8 @@ fn routes() -> Vec<Resource> {
             status: 500,
             reason: "broken".into(),
         })),
-        Resource::Route(filtered),
     ];
+    all.extend(filtered.map(Resource::Route));
     all.extend(answered.map(Resource::Route));
     all.extend(attempted);
     all.extend(faulted);

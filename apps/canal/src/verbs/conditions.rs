@@ -13,17 +13,31 @@ use crate::tenant::{self, TenantArgs};
 pub(crate) async fn fetch(
     admin: &mut Admin,
     tenant: &TenantArgs,
+    namespace: Option<&str>,
 ) -> VerbResult<ConditionsResponse> {
     let tenant = tenant::decide(tenant, admin).await?;
-    let answer = admin.conditions(ConditionsRequest { tenant }).await;
-    Ok(answer
-        .map_err(|status| admin::refused(&status))?
-        .into_inner())
+    let namespace = namespace.unwrap_or_default().to_owned();
+    let request = ConditionsRequest { tenant, namespace };
+    let answer = admin.conditions(request).await;
+    let mut parts = answer.map_err(|it| admin::refused(&it))?.into_inner();
+    let mut all = ConditionsResponse::default();
+    while let Some(part) = parts.message().await.map_err(|it| admin::refused(&it))? {
+        all.objects.extend(part.objects);
+        all.withheld.extend(part.withheld);
+    }
+    Ok(all)
 }
 
 /// Returns the lines for people.
 pub(crate) fn lines(all: &ConditionsResponse) -> Vec<String> {
-    all.objects.iter().flat_map(lines_of).collect()
+    let mut lines = Vec::new();
+    if !all.withheld.is_empty() {
+        lines.push("the newest configuration is withheld, and the one before is in force:".into());
+    }
+    let reasons = all.withheld.iter();
+    lines.extend(reasons.map(|it| format!("  {}; fix: {}", it.problem, it.fix)));
+    lines.extend(all.objects.iter().flat_map(lines_of));
+    lines
 }
 
 fn lines_of(object: &ObjectStatus) -> Vec<String> {
@@ -34,6 +48,9 @@ fn lines_of(object: &ObjectStatus) -> Vec<String> {
         ..
     } = object;
     let mut lines = vec![format!("{kind} {namespace}/{name}")];
+    if object.is_withheld {
+        lines.push("  its newest text is withheld".to_owned());
+    }
     if !object.addresses.is_empty() {
         lines.push(format!("  addresses: {}", object.addresses.join(", ")));
     }
@@ -114,6 +131,7 @@ pub(crate) fn value(all: &ConditionsResponse) -> Value {
             "kind": object.kind,
             "namespace": object.namespace,
             "name": object.name,
+            "withheld": object.is_withheld,
             "conditions": list(&object.conditions),
             "addresses": object.addresses,
             "attachedListenerSets": object.attached_listener_sets,
@@ -126,7 +144,7 @@ pub(crate) fn value(all: &ConditionsResponse) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use canal_wire::api::ParentStatus;
+    use canal_wire::api::{Diagnostic, ParentStatus};
 
     use super::*;
 
@@ -151,6 +169,7 @@ mod tests {
         };
         let found = ConditionsResponse {
             objects: vec![route],
+            ..ConditionsResponse::default()
         };
         let text = lines(&found).join("\n");
         assert!(text.contains("parent Gateway shop/edge:"), "{text}");
@@ -161,5 +180,31 @@ mod tests {
         let shown = &value(&found)[0]["parents"][0];
         assert_eq!(shown["conditions"][0]["reason"], "NoMatchingParent");
         assert_eq!(shown["index"], 0);
+    }
+
+    #[test]
+    fn withheld_configuration_is_shown_with_its_reasons() {
+        let found = ConditionsResponse {
+            objects: vec![ObjectStatus {
+                kind: "Gateway".to_owned(),
+                namespace: "shop".to_owned(),
+                name: "edge".to_owned(),
+                is_withheld: true,
+                ..ObjectStatus::default()
+            }],
+            withheld: vec![Diagnostic {
+                problem: "a share is exceeded".to_owned(),
+                fix: "delete objects".to_owned(),
+                ..Diagnostic::default()
+            }],
+        };
+        let expected = [
+            "the newest configuration is withheld, and the one before is in force:",
+            "  a share is exceeded; fix: delete objects",
+            "Gateway shop/edge",
+            "  its newest text is withheld",
+        ];
+        assert_eq!(lines(&found), expected);
+        assert_eq!(value(&found)[0]["withheld"], true);
     }
 }

@@ -36,6 +36,9 @@ pub(crate) struct StatusArgs {
     /// Show the conditions of a tenant's objects of Gateway API instead
     #[arg(long, conflicts_with = "check")]
     conditions: bool,
+    /// Namespace of the objects whose conditions are shown [default: all]
+    #[arg(short, long, requires = "conditions")]
+    namespace: Option<String>,
     #[command(flatten)]
     tenant: TenantArgs,
     #[command(flatten)]
@@ -47,7 +50,7 @@ pub(crate) struct StatusArgs {
 pub(crate) async fn run(args: StatusArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     if args.conditions {
-        let found = conditions::fetch(&mut admin, &args.tenant).await?;
+        let found = conditions::fetch(&mut admin, &args.tenant, args.namespace.as_deref()).await?;
         return output::print(args.output.format, &conditions::value(&found), || {
             conditions::lines(&found)
         });

@@ -194,10 +194,8 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
             // The alarm's token is that of no connection; it only ends the wait.
-            let Some(connection) = usize::try_from(event.data.u64())
-                .ok()
-                .and_then(|tenant| connections.get_mut(tenant))
-            else {
+            let token = usize::try_from(event.data.u64()).ok();
+            let Some(connection) = token.and_then(|tenant| connections.get_mut(tenant)) else {
                 continue;
             };
             // A response that is not 200 was not served, so it lowers the share of answered ones.

@@ -73,6 +73,22 @@ pub(super) fn of_class(
     })
 }
 
+/// Returns the conditions of an object that is not in force, all of them false.
+pub(super) fn pending(
+    object: ObjectKey,
+    kinds: &[&'static str],
+    found: &ObjectDiagnostics<'_>,
+) -> Option<ObjectConditions> {
+    let conditions = kinds.iter().map(|kind| StatusCondition::pending(kind));
+    (!is_foreign(found)).then(|| ObjectConditions {
+        object,
+        conditions: conditions.collect(),
+        attached_listener_sets: 0,
+        listeners: Vec::new(),
+        parents: Vec::new(),
+    })
+}
+
 pub(super) fn of_gateway(
     object: ObjectKey,
     gateway: &Gateway,

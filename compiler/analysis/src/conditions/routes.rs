@@ -18,20 +18,7 @@ pub(super) fn of_route(
     let resolved = resolved(found);
     let validity = RouteValidity::of(found, rules);
     let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
-        let field = format!("spec.parentRefs[{at}]");
-        let own: Vec<&Diagnostic> = found
-            .own
-            .iter()
-            .copied()
-            .filter(|it| is_within(&it.field, &field))
-            .collect();
-        // Another controller writes the status at its own Gateways and kinds.
-        let is_foreign = |it: &&Diagnostic| {
-            matches!(it.code, Code::ForeignGatewayClass | Code::UnsupportedParent)
-        };
-        if own.iter().any(is_foreign) {
-            return None;
-        }
+        let own = of_parent(at, found)?;
         let accepted = own
             .iter()
             .find_map(|it| rejection(it))
@@ -52,6 +39,41 @@ pub(super) fn of_route(
         listeners: Vec::new(),
         parents,
     }
+}
+
+/// Returns the conditions of a route that is not in force: no parent has accepted it.
+pub(super) fn pending(
+    object: ObjectKey,
+    parents: &[ParentRef],
+    found: &ObjectDiagnostics<'_>,
+) -> ObjectConditions {
+    let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
+        of_parent(at, found)?;
+        Some(ParentConditions {
+            index: at,
+            parent: name_of(parent, &object),
+            conditions: vec![StatusCondition::pending("Accepted")],
+        })
+    });
+    let parents = parents.collect();
+    ObjectConditions {
+        object,
+        conditions: Vec::new(),
+        attached_listener_sets: 0,
+        listeners: Vec::new(),
+        parents,
+    }
+}
+
+/// Returns what is reported of a route at one parent; `None` if the parent belongs to another
+/// controller, which writes the status there.
+fn of_parent<'a>(at: usize, found: &ObjectDiagnostics<'a>) -> Option<Vec<&'a Diagnostic>> {
+    let field = format!("spec.parentRefs[{at}]");
+    let own = found.own.iter().copied();
+    let own: Vec<&Diagnostic> = own.filter(|it| is_within(&it.field, &field)).collect();
+    let is_foreign =
+        |it: &&Diagnostic| matches!(it.code, Code::ForeignGatewayClass | Code::UnsupportedParent);
+    (!own.iter().any(is_foreign)).then_some(own)
 }
 
 /// Returns the parent as `Gateway shop/edge, section web, port 80`.

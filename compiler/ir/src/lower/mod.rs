@@ -25,7 +25,7 @@ pub use node::{NodeRuleTarget, node};
 pub use target::{
     PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target,
 };
-pub use tenant::tenant;
+pub use tenant::{precedes_routes, tenant};
 
 use canal_model::ids::{BackendName, ReplicaName};
 use canal_model::principal::Principal;

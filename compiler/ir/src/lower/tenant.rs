@@ -47,3 +47,16 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
     resources.extend(ir.security.into_resources());
     resources
 }
+
+/// Returns whether a resource comes before all routes in the order of [`tenant`].
+pub fn precedes_routes(resource: &Resource) -> bool {
+    matches!(
+        resource,
+        Resource::Tenant(_)
+            | Resource::GatewayReplica(_)
+            | Resource::Service(_)
+            | Resource::Ingress(_)
+            | Resource::ListenerCertificate(_)
+            | Resource::Workload(_)
+    )
+}

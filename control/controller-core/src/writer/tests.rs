@@ -1,6 +1,7 @@
 //! Unit tests of the catalog writer: what it publishes, and what it withholds. No sockets.
 
 use canal_controller_metrics::GaugeValues;
+use canal_policy_sources::ReadContent;
 use tokio::sync::oneshot;
 
 use super::*;
@@ -40,6 +41,7 @@ impl WriterFixture {
             store,
             metrics: Arc::default(),
             limits,
+            compilers: Default::default(),
         };
         let publisher = CatalogPublisher {
             publish,
@@ -176,4 +178,73 @@ fn a_withheld_state_is_counted_by_its_reason() {
             format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
         assert!(text.contains(&line), "{line} in\n{text}");
     }
+}
+
+/// Returns the sources of a tenant on the cloud tier with these Gateways in its files, each with an
+/// address.
+fn sources(name: &str, gateways: &[(&str, &str)]) -> TenantSources {
+    let mut text = format!(
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\n\
+         spec: {{vni: 1, trustDomain: {name}.example, podCidrs: [10.1.0.0/17], gatewayCidrs: [10.1.192.0/18]}}\n\
+         ---\napiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\n\
+         spec: {{selector: {{app: web}}, ports: [{{name: http, port: 80}}]}}\n"
+    );
+    for (gateway, address) in gateways {
+        text.push_str(&format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: {gateway}, namespace: shop}}\n\
+             spec: {{gatewayClassName: canal, addresses: [{{value: {address}}}], listeners: [{{name: http, port: 80, protocol: HTTP}}]}}\n"
+        ));
+    }
+    let documents = parse("mesh.yaml", &text).documents;
+    let documents = documents.into_iter().map(Arc::new).collect();
+    let content = ReadContent::new(PolicyOrigin::Files, documents, Vec::new());
+    let mut sources = TenantSources::new(name.parse().unwrap());
+    sources.take_state(SourceState::Read(Arc::new(content)));
+    sources
+}
+
+#[test]
+fn a_withheld_state_leaves_everything_of_the_former_in_force() {
+    let mut fixture = WriterFixture::new();
+    let first = fixture
+        .preparer
+        .sources_after(None, sources("alpha", &[("edge", "10.9.0.1")]));
+    fixture.writer.commit(first).unwrap();
+    let alpha: TenantName = "alpha".parse().unwrap();
+    let before = fixture.catalogs.borrow().tenants[&alpha].clone();
+    assert_eq!(before.ingress.addresses.len(), 1);
+    assert!(before.withheld.is_none() && before.objects.len() == 3);
+    // The second objection is to a state that follows a withheld one.
+    for (amount, gateways) in [u64::MAX, u64::MAX - 1].into_iter().zip([
+        [("edge", "10.9.0.2"), ("other", "10.9.0.3")],
+        [("edge", "10.9.0.4"), ("third", "10.9.0.5")],
+    ]) {
+        let now = fixture.writer.tenants.get(&alpha).cloned();
+        let mut next = fixture
+            .preparer
+            .sources_after(now, sources("alpha", &gateways));
+        let finding = *fixture
+            .preparer
+            .limits
+            .compiled
+            .check(&alpha, amount)
+            .unwrap_err();
+        let objection = Objection::new(WithheldReason::CompiledBytes, finding.clone());
+        next.validated.as_mut().unwrap().objections.push(objection);
+        fixture.writer.commit(next).unwrap();
+        let after = fixture.catalogs.borrow().tenants[&alpha].clone();
+        assert_eq!(after.objects.len(), 4, "operators read what they wrote");
+        assert_eq!(after.ingress.addresses, before.ingress.addresses);
+        let withheld = after.withheld.as_ref().unwrap();
+        assert_eq!(withheld.reasons, [finding]);
+        assert!(Arc::ptr_eq(after.objects_in_force(), &before.objects));
+    }
+    let now = fixture.writer.tenants.get(&alpha).cloned();
+    let next = fixture
+        .preparer
+        .sources_after(now, sources("alpha", &[("edge", "10.9.0.6")]));
+    fixture.writer.commit(next).unwrap();
+    let after = fixture.catalogs.borrow().tenants[&alpha].clone();
+    assert!(after.withheld.is_none() && Arc::ptr_eq(after.objects_in_force(), &after.objects));
+    assert_ne!(after.ingress.addresses, before.ingress.addresses);
 }

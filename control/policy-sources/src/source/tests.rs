@@ -236,7 +236,9 @@ fn diagnostics_of_an_object_are_reported_by_its_key() {
             .collect();
         let view = TenantCatalog::next(
             None,
-            sources.compile(&ids, CompiledSize::UNLIMITED).0,
+            sources
+                .compile(&mut Default::default(), &ids, CompiledSize::UNLIMITED)
+                .0,
             Generation(1),
         );
         let object = view
@@ -283,7 +285,11 @@ fn of_two_objects_with_one_key_that_of_the_first_source_is_in_force() {
             api.put(&mut sources, "a", &service("a", 8080));
             files.put(&mut sources, "a", &service("a", 80));
             let warnings = sources
-                .compile(&BTreeMap::new(), CompiledSize::UNLIMITED)
+                .compile(
+                    &mut Default::default(),
+                    &BTreeMap::new(),
+                    CompiledSize::UNLIMITED,
+                )
                 .0
                 .diagnostics;
             assert!(

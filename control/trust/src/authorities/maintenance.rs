@@ -172,7 +172,7 @@ fn subscribers_without_root(
     for (tenant, view) in &catalog.tenants {
         let entry = view
             .of(ResourceKind::Bundle)
-            .find_map(|entry| match &entry.resource {
+            .find_map(|entry| match entry.resource.as_ref() {
                 Resource::Bundle(bundle) if bundle.trust_domain == name.1 => {
                     Some((entry.changed, bundle))
                 }

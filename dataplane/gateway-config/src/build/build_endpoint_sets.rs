@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use canal_authorization::PolicyDestination;
 use canal_model::ids::ServiceKey;
@@ -12,33 +12,15 @@ use canal_model::program::{AppProtocol, Labels};
 use hashbrown::HashMap;
 
 use super::{SnapshotBuilder, hostname_of, is_in_subset};
+use crate::endpoint_ids::other_family;
 use crate::load_balancing::LoadBalancing;
 use crate::{Endpoint, EndpointSet, EndpointSetId, FilterChain, ServiceNames, ServiceView};
-
-/// What is behind the ID of a set that was freed.
-static FREED: LazyLock<Arc<EndpointSet>> = LazyLock::new(|| {
-    Arc::new(EndpointSet {
-        id: 0,
-        service: None,
-        port: 0,
-        protocol: AppProtocol::Detect,
-        pool: Default::default(),
-        policy_paths: Default::default(),
-        exists: false,
-        filters: FilterChain::default(),
-        load_balancing: LoadBalancing::default(),
-        endpoints: Box::default(),
-    })
-});
 
 /// IDs of a service's endpoint sets.
 #[derive(Debug, Default)]
 pub(super) struct ServiceSets {
     /// By port and subset.
     used: BTreeMap<u16, BTreeMap<Labels, EndpointSetId>>,
-    /// IDs that were freed. They are given to sets of the same service only: whatever still has
-    /// such an ID, a copy of a request that waits for instance, cannot reach another service by it.
-    free: Vec<EndpointSetId>,
 }
 
 impl ServiceSets {
@@ -56,12 +38,15 @@ impl ServiceSets {
         self.used.iter().flat_map(of_port).collect()
     }
 
-    fn free(&mut self, unused: &HashSet<EndpointSetId>) {
+    pub(super) fn is_empty(&self) -> bool {
+        self.used.is_empty()
+    }
+
+    fn forget(&mut self, unused: &HashSet<EndpointSetId>) {
         for subsets in self.used.values_mut() {
             subsets.retain(|_, id| !unused.contains(id));
         }
         self.used.retain(|_, subsets| !subsets.is_empty());
-        self.free.extend(unused);
     }
 }
 
@@ -72,6 +57,16 @@ pub(super) struct EndpointSetUses {
     uses: HashMap<EndpointSetId, (ServiceKey, usize)>,
     /// Sets that may be unused. Those of a view that is being built are, until it is complete.
     unused: HashSet<EndpointSetId>,
+    /// IDs of free slots, for the next sets of any service.
+    free: Vec<EndpointSetId>,
+}
+
+#[cfg(test)]
+impl EndpointSetUses {
+    /// Returns the number of sets that are not free.
+    pub(super) fn len(&self) -> usize {
+        self.uses.len()
+    }
 }
 
 impl SnapshotBuilder {
@@ -86,8 +81,7 @@ impl SnapshotBuilder {
             return known;
         }
         let (set, is_pending) = self.make_set(key, port, subset, None);
-        let free = self.state(key).sets.free.pop();
-        let id = match free {
+        let id = match self.set_uses.free.pop() {
             Some(id) => {
                 self.snapshot.sets.replace(id, Arc::new(set));
                 id
@@ -107,7 +101,9 @@ impl SnapshotBuilder {
     /// Makes all sets of a service anew. They keep their IDs, so the views that refer to them need
     /// no rebuild.
     pub(super) fn rebuild_sets(&mut self, key: &ServiceKey) {
-        for (port, subset, id) in self.state(key).sets.all() {
+        let state = self.services.get(key);
+        let all = state.map(|state| state.sets.all()).unwrap_or_default();
+        for (port, subset, id) in all {
             let before = self.snapshot.sets.get(id).cloned();
             let (set, is_pending) = self.make_set(key, port, &subset, before.as_deref());
             self.snapshot.sets.replace(id, Arc::new(set));
@@ -128,7 +124,7 @@ impl SnapshotBuilder {
 
     /// Counts the sets that a view uses no longer.
     pub(super) fn release_sets(&mut self, view: Option<&ServiceView>) {
-        let EndpointSetUses { uses, unused } = &mut self.set_uses;
+        let EndpointSetUses { uses, unused, .. } = &mut self.set_uses;
         for id in view.into_iter().flat_map(sets_of) {
             if let Some((_, uses)) = uses.get_mut(&id) {
                 *uses = uses.saturating_sub(1);
@@ -139,20 +135,22 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Frees the sets that no view uses.
-    pub(super) fn free_unused_sets(&mut self) {
+    /// Frees the sets that no view uses. Returns their services.
+    pub(super) fn free_unused_sets(&mut self) -> Vec<ServiceKey> {
         let mut by_service: BTreeMap<ServiceKey, HashSet<EndpointSetId>> = BTreeMap::new();
         for id in std::mem::take(&mut self.set_uses.unused) {
             if let Some((_, 0)) = self.set_uses.uses.get(&id)
                 && let Some((service, _)) = self.set_uses.uses.remove(&id)
             {
-                self.snapshot.sets.replace(id, FREED.clone());
+                self.set_uses.free.extend(self.snapshot.sets.free(id));
+                self.hash_tables.forget(id, &service.tenant);
                 by_service.entry(service).or_default().insert(id);
             }
         }
-        for (service, unused) in by_service {
-            self.state(&service).sets.free(&unused);
+        for (service, unused) in &by_service {
+            self.state(service).sets.forget(unused);
         }
+        by_service.into_keys().collect()
     }
 
     /// Makes an endpoint set that takes the place of `before`. Returns also whether its hash table
@@ -203,8 +201,10 @@ impl SnapshotBuilder {
     }
 
     /// Returns the endpoints of a service port and subset.
-    fn endpoints_of(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> Vec<Endpoint> {
-        let state = self.services.entry_ref(key).or_default();
+    fn endpoints_of(&self, key: &ServiceKey, port: u16, subset: &Labels) -> Vec<Endpoint> {
+        let Some(state) = self.services.get(key) else {
+            return Vec::new();
+        };
         let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
         for workload in state
@@ -218,38 +218,22 @@ impl SnapshotBuilder {
                 .serves
                 .iter()
                 .find(|(s, p, _)| s == key && *p == port);
-            if let (true, Some((_, _, target)), Some(address)) =
-                (chosen, serves, workload.addresses.first())
+            // An endpoint keeps its ID across snapshots, and with it its idle connections and its
+            // ejection.
+            let id = serves.and_then(|(.., target)| workload.ids.get(*target));
+            if let (true, Some((_, _, target)), Some(address), Some(id)) =
+                (chosen, serves, workload.addresses.first(), id)
             {
                 // A client's address can be preserved only over its own family.
-                let other = workload
-                    .addresses
-                    .iter()
-                    .find(|other| other.is_ipv4() != address.is_ipv4());
-                let (address, other_family) = (
-                    SocketAddr::new(*address, *target),
-                    other.map(|ip| SocketAddr::new(*ip, *target)),
-                );
-                // An endpoint keeps its id across snapshots, and with it its idle connections and
-                // its ejection.
-                let known = self.endpoint_ids.entry((
-                    workload.uid.clone(),
-                    address,
-                    other_family,
-                    workload.vni,
-                ));
-                let id = *known.or_insert_with(|| {
-                    self.last_id += 1;
-                    self.last_id
-                });
+                let other = other_family(&workload.addresses);
                 let place = PolicyDestination::workload(&workload.namespace, &workload.labels)
                     .serving(Some(key));
                 let guard = policies.and_then(|policies| policies.guard(&place));
                 endpoints.push(Endpoint {
                     id,
                     workload: workload.clone(),
-                    address,
-                    other_family,
+                    address: SocketAddr::new(*address, *target),
+                    other_family: other.map(|ip| SocketAddr::new(ip, *target)),
                     guard,
                 });
             }

@@ -61,6 +61,16 @@ impl PendingHashTables {
         of_tenant.insert(id, set);
     }
 
+    /// Forgets a set that was freed.
+    pub(super) fn forget(&mut self, id: EndpointSetId, tenant: &TenantName) {
+        if let Some(of_tenant) = self.pending.get_mut(tenant) {
+            of_tenant.remove(&id);
+            if of_tenant.is_empty() {
+                self.pending.remove(tenant);
+            }
+        }
+    }
+
     /// Takes a set of the tenant whose turn is next.
     fn take(&mut self) -> Option<(EndpointSetId, HashedSet)> {
         let after = |last: &TenantName| self.pending.keys().find(|tenant| *tenant > last);
@@ -151,6 +161,13 @@ impl SnapshotBuilder {
         let (Some((current, _)), Some(table)) = (current, table) else {
             return;
         };
+        // A change may have built the table of the present endpoints within its limit meanwhile.
+        if current
+            .load_balancing
+            .is_built_of(&hash, &current.endpoints)
+        {
+            return;
+        }
         let load_balancing = LoadBalancing::of_table(hash.clone(), table, &current.endpoints);
         // Endpoints may have changed while the table was built. It is nearer to them than the one
         // before; otherwise endpoints that always change would never have another.

@@ -85,6 +85,10 @@ impl SnapshotBuilder {
     pub(super) fn spread_policies(&mut self, touched: &mut DirtySet) {
         for (tenant, targets) in &touched.policies {
             self.touched.tenants.insert(tenant.clone());
+            // What follows looks at the workloads of all tenants, which no target concerns here.
+            if targets.is_empty() {
+                continue;
+            }
             let services = targets.iter().filter_map(|target| match target {
                 PolicyTarget::Service(service) if service.tenant == *tenant => {
                     Some(service.clone())

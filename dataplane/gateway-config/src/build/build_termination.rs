@@ -103,10 +103,14 @@ impl TerminationInputs {
 impl SnapshotBuilder {
     pub(super) fn upsert_termination(&mut self, termination: &Termination) {
         self.touched.views.insert(termination.service.clone());
-        self.terminations.insert(
+        let before = self.terminations.insert(
             (termination.service.clone(), termination.port),
             termination.clone(),
         );
+        if before.as_ref() != Some(termination) {
+            // Open connections may be refused by now.
+            self.touch_policies(&termination.service.tenant, []);
+        }
     }
 
     pub(super) fn remove_termination(&mut self, name: &str) {
@@ -114,7 +118,10 @@ impl SnapshotBuilder {
             return;
         };
         if let (Ok(service), Ok(port)) = (service.parse::<ServiceKey>(), port.parse()) {
-            self.terminations.remove(&(service.clone(), port));
+            let at = (service.clone(), port);
+            self.terminations.remove(&at);
+            // The service may be gone; then no view of it drops what was built.
+            self.terminated.remove(&at);
             self.touched.views.insert(service);
         }
     }
@@ -192,6 +199,7 @@ impl SnapshotBuilder {
             terminator,
             parts.termination.required,
             broken,
+            parts.termination.clients,
             known,
         )));
         self.terminated.insert(

@@ -521,6 +521,33 @@ fn a_tenant_whose_tables_cannot_be_put_in_force_is_closed_alone() {
     ));
 }
 
+#[test]
+fn a_table_whose_build_panics_closes_its_tenant_alone() {
+    let panicking = [
+        service("alpha", crate::build::PANICKING),
+        route("alpha", crate::build::PANICKING, "/"),
+    ];
+    // In a step, and in the change itself.
+    for bytes_max in [NOTHING, IMMEDIATE_BYTES_MAX] {
+        let mut fixture = BuildsFixture::new();
+        fixture.apply(&[route("beta", "a", "/a")]);
+        let mut last = fixture.change(&panicking, &[], bytes_max);
+        while let Some((_, snapshot)) = fixture.step() {
+            last = snapshot.unwrap_or(last);
+        }
+        assert!(is_closed(&last, "alpha") && !is_closed(&last, "beta"));
+        assert_eq!(routed(&last, "beta"), ["a"]);
+        assert_eq!(fixture.waiting().len(), 0);
+        // Others change as before.
+        let later = fixture.change(&[route("beta", "b", "/b")], &[], IMMEDIATE_BYTES_MAX);
+        assert_eq!(routed(&later, "beta"), ["a", "b"]);
+        assert!(is_closed(&later, "alpha"));
+        let state = [tenant("alpha"), tenant("beta")];
+        let whole = fixture.builds.replace(&state, Generation(9), NOTHING);
+        assert!(!is_closed(&whole, "alpha"));
+    }
+}
+
 /// A service with a hash table, and workloads that serve it.
 fn hashing(tenant: &str, name: &str) -> Arc<Resource> {
     let Resource::Service(mut hashing) = (*service(tenant, name)).clone() else {
@@ -589,6 +616,20 @@ fn hash_tables_are_built_in_steps_of_their_own() {
     // Small tables are in the next snapshot.
     let at_once = fixture.change(&[workload("alpha", "h", 5)], &[], IMMEDIATE_BYTES_MAX);
     assert_eq!(hashed(&at_once, "alpha", "h").unwrap().len(), 4);
+}
+
+#[test]
+fn a_table_of_earlier_endpoints_replaces_none_of_the_present_ones() {
+    let mut fixture = BuildsFixture::new();
+    fixture.apply(&[hashing("alpha", "h"), workload("alpha", "h", 1)]);
+    let step = fixture.builds.next_step().unwrap().run();
+    // While the table is built, a small change builds its own at once.
+    let all = Some([0, 1].into());
+    let at_once = fixture.change(&[workload("alpha", "h", 2)], &[], IMMEDIATE_BYTES_MAX);
+    assert_eq!(hashed(&at_once, "alpha", "h"), all);
+    let late = fixture.builds.finish(step).unwrap();
+    assert_eq!(hashed(&late, "alpha", "h"), all);
+    assert!(fixture.step().is_none());
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Filters of a rule, in every pairing of HTTP versions: what the endpoint receives, and what the
 //! client receives. A rule without filters changes nothing.
 
+use canal_model::limits::SUBSTITUTED_PATH_BYTES_MAX;
 use canal_model::program::{AppProtocol, Backend, Resource, RouteAction};
-use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters, UrlRewrite};
+use canal_model::route_filters::{
+    HeaderModifier, PathRewrite, RegexSubstitution, RouteFilters, UrlRewrite,
+};
 use http::Request;
 
 use crate::client::HttpClient;
@@ -29,6 +32,7 @@ fn filters() -> RouteFilters {
         rewrite: UrlRewrite {
             host: Some("other.example:8080".to_owned()),
             path: Some(PathRewrite::Prefix("/new/".to_owned())),
+            path_regex: None,
         },
     }
 }
@@ -227,6 +231,7 @@ async fn a_backend_has_a_url_of_its_own() {
             rewrite: UrlRewrite {
                 host: Some("own.example".to_owned()),
                 path: Some(path),
+                path_regex: None,
             },
             ..RouteFilters::default()
         }));
@@ -245,6 +250,49 @@ async fn a_backend_has_a_url_of_its_own() {
                 assert!(body.contains(&format!("{path}?q")), "{protocol:?}: {body}");
                 assert!(body.contains(host), "{protocol:?}: {body}");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_regular_expression_rewrites_paths_in_every_pairing_of_versions() {
+    let (one, two) = (origin_1().await, http2::origin(http2::echo).await);
+    for (protocol, origin) in [(AppProtocol::Http1, &one), (AppProtocol::Http2, &two)] {
+        let fixture = fixture(protocol, origin);
+        let split = RouteAction::Split(vec![to("web", &[], 1)]);
+        let mut filtered = route("web", "filtered", 0, prefix("/old/"), split);
+        if let Resource::Route(rule) = &mut filtered {
+            rule.filters = Some(Box::new(RouteFilters {
+                rewrite: UrlRewrite {
+                    path_regex: Some(RegexSubstitution {
+                        pattern: "/([^/.]+)/(v[0-9]+)".to_owned(),
+                        substitution: r"/\2/\1".to_owned(),
+                    }),
+                    ..UrlRewrite::default()
+                },
+                ..RouteFilters::default()
+            }));
+        }
+        fixture.apply(vec![filtered]);
+        for over_http2 in [false, true] {
+            for (sent, received) in [
+                ("/old/v1/a/v2?q=/old/v1", "/v1/old/v2/a?q=/old/v1"),
+                ("//old/x/../v7", "/v7/old"),
+                ("/old/none", "/old/none"),
+            ] {
+                let (_, body) = exchange(&fixture, over_http2, sent).await;
+                let target = body.split_whitespace().nth(1).unwrap_or_default();
+                assert!(
+                    target.ends_with(received),
+                    "{protocol:?} {over_http2} {sent}: {body}"
+                );
+            }
+            let long = format!("/old/{}", "x".repeat(SUBSTITUTED_PATH_BYTES_MAX));
+            let (_, body) = exchange(&fixture, over_http2, &long).await;
+            assert!(
+                body.contains("ambiguous"),
+                "{protocol:?} {over_http2}: {body}"
+            );
         }
     }
 }

@@ -91,6 +91,7 @@ fn mirror_to(service: &str) -> RouteMirror {
     RouteMirror {
         target: to(service, &[], 1).target,
         fraction: RequestFraction::ALL,
+        backend: None,
     }
 }
 
@@ -398,6 +399,37 @@ async fn a_copy_is_authorized_and_drawn() {
     let allowed = ["action=\"allow\""];
     let allowed = fixture.metric("canal_authorization_total", &allowed);
     assert_eq!(allowed, 2.0, "copies are not counted as requests");
+}
+
+#[tokio::test]
+async fn a_mirror_of_one_backend_gets_copies_of_its_requests_only() {
+    let origin = OriginServer::echo().await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+    let mut rule = mirrored_route(vec![
+        RouteMirror {
+            backend: Some(0),
+            ..mirror_to("copy")
+        },
+        RouteMirror {
+            backend: Some(1),
+            ..mirror_to("copy")
+        },
+    ]);
+    if let Resource::Route(rule) = &mut rule {
+        rule.action = RouteAction::Split(vec![to("web", &[], 0), to("web", &[], 1)]);
+    }
+    fixture.apply(vec![rule]);
+    assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+    fixture.until(MIRRORED, &["result=\"sent\""], 1.0).await;
+    assert_eq!(
+        fixture.metric(MIRRORED, &[]),
+        1.0,
+        "one mirror is of the backend"
+    );
+    let received = mirror.received.lock().unwrap();
+    assert!(received[0].0.contains("-shadow"), "{}", received[0].0);
 }
 
 /// Starts a mirror that grants no window for bodies and answers with interim responses forever.

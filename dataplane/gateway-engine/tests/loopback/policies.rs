@@ -422,7 +422,6 @@ async fn endpoints_and_services_have_policies_of_their_own() {
             other => panic!("{other}"),
         }
     }
-    // Each of two endpoints gets about 30 of the 60 requests.
     assert!(counts[0] > 10 && counts[1] > 10, "{counts:?}");
     assert_eq!(two.requests(), 0);
     // A dead endpoint is skipped; the next one is authorized by its own policies.
@@ -781,8 +780,7 @@ async fn open_requests_are_reauthorized_when_policies_change() {
     // Two streams stayed open with the second policies, and three are with these.
     allowed(5.0 + 2.0 + 3.0).await;
     for client in [&mut stays, &mut posted] {
-        // Nothing announces that no end comes, so the test can only wait for a few intervals of 100
-        // ms.
+        // Nothing announces that no end comes, so the test waits for a few intervals of 100 ms.
         let more = tokio::time::timeout(Duration::from_millis(300), client.more()).await;
         assert!(more.is_err(), "it lives on");
     }

@@ -18,12 +18,14 @@ use canal_wire::keyrpc::KeyRefusal;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture, TENANT, key, tenant};
+use crate::hbone::{LoopbackMesh, local};
 use crate::http2;
 use crate::origin::{OriginServer, Peer};
 use crate::policies::{policy, rule};
@@ -410,6 +412,84 @@ async fn a_key_server_signs_for_a_service_and_may_refuse() {
             1.0,
         )
         .await;
+}
+
+/// Returns the status of the next request on a connection.
+async fn next_status<S: AsyncRead + AsyncWrite + Unpin>(client: &mut HttpClient<S>) -> u16 {
+    client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
+    client.answer().await.unwrap().status
+}
+
+#[tokio::test]
+async fn a_tightened_termination_refuses_the_requests_of_open_connections() {
+    let tls_client = TlsClientHandshake::new(AppProtocol::Http1, &OriginServer::echo().await);
+    let optional = ClientCertificates::Optional;
+    tls_client.ends(optional, false);
+    let mut plain = HttpClient::connect(tls_client.fixture.web).await;
+    let own = tls_client.config(Some((&tls_client.ca, 7)), &[]);
+    let mut uncertified = connected(&tls_client, &tls_client.config(None, &[])).await;
+    let mut certified = connected(&tls_client, &own).await;
+    let why = |it: &str| Some(it.to_owned());
+    for (clients, required, broken, want) in [
+        (optional, false, None, [200, 200, 200]),
+        (optional, true, None, [421, 200, 200]),
+        (ClientCertificates::Required, false, None, [200, 421, 200]),
+        (ClientCertificates::Required, true, None, [421, 421, 200]),
+        (optional, false, why("it is broken"), [421, 421, 421]),
+        (optional, false, None, [200, 200, 200]),
+    ] {
+        let all = vec![termination(clients, required, broken)];
+        tls_client.fixture.apply(all);
+        let got = [
+            next_status(&mut plain).await,
+            next_status(&mut uncertified).await,
+            next_status(&mut certified).await,
+        ];
+        assert_eq!(got, want, "{clients:?} {required}");
+    }
+}
+
+async fn connected(
+    tls_client: &TlsClientHandshake,
+    config: &Arc<ClientConfig>,
+) -> HttpClient<TlsStream<TcpStream>> {
+    tls_client.connect(config, NAME).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_tightened_termination_closes_relayed_connections() {
+    let greeting = OriginServer::each(|mut peer: Peer| async move {
+        peer.write(b"first\r\n").await;
+        while peer.line().await.is_some() {}
+    })
+    .await;
+    let tls_client = TlsClientHandshake::new(AppProtocol::Tcp, &greeting);
+    let config = tls_client.config(None, &[]);
+    tls_client.ends(ClientCertificates::None, false);
+    let mut plain = HttpClient::connect(tls_client.fixture.web).await;
+    let mut uncertified = connected(&tls_client, &config).await;
+    assert_eq!(plain.line().await, "first");
+    assert_eq!(uncertified.line().await, "first");
+    tls_client.ends(ClientCertificates::None, true);
+    plain.closed().await;
+    tls_client.ends(ClientCertificates::Required, true);
+    uncertified.closed().await;
+}
+
+/// A tunnel is no connection that a Termination could have accepted.
+#[test]
+fn a_termination_does_not_concern_clients_with_a_node_proxy() {
+    local(|| async {
+        let origin = OriginServer::echo().await;
+        let mesh = LoopbackMesh::new(EngineSetup::default());
+        let _node = mesh.pod(10, "web-0", &origin).await;
+        let mut client = mesh.client("web.default.svc.cluster.local:80").await;
+        for broken in [None, Some("it is broken".to_owned())] {
+            let required = termination(ClientCertificates::Required, true, broken);
+            mesh.fixture.apply(vec![required]);
+            assert_eq!(next_status(&mut client).await, 200);
+        }
+    });
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ fn world_of(ir: &Ir, output: CompileOutput, replica: &ReplicaName) -> StreamWorl
     let mut w = StreamWorld::default();
     let generation = Generation(1);
     let compiled = CompiledTenant {
-        resources: output.resources,
+        resources: output.resources.into_iter().map(Arc::new).collect(),
         ..CompiledTenant::nothing(output.claims)
     };
     w.catalog.tenants.insert(

@@ -160,7 +160,7 @@ impl StreamWorld {
             resources: if script.is_partial {
                 vec![]
             } else {
-                resources(name, script)
+                resources(name, script).into_iter().map(Arc::new).collect()
             },
             complete: !script.is_partial,
             ..CompiledTenant::nothing(TenantClaims {
