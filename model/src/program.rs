@@ -607,8 +607,6 @@ pub struct RouteRule {
 pub struct RouteMirror {
     pub target: BackendTarget,
     pub fraction: RequestFraction,
-    /// True if the host of a copy ends with `-shadow`, as Envoy's does, which Istio configures.
-    pub shadows_host: bool,
     /// Position of the backend whose requests are copied; `None` means those of all backends.
     pub backend: Option<u16>,
 }
@@ -672,10 +670,19 @@ pub enum PathMatch {
 /// A condition on one header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ValueMatch {
-    /// Header names are lower case; query parameter names are as written.
+    /// Header names are lower case; query parameter names are as written. The headers [`METHOD`] and
+    /// [`AUTHORITY`] are the request's method and its host, as in Envoy.
     pub name: String,
     pub value: TextMatch,
 }
+
+/// Name of the method among the headers of a match, for patterns; [`HttpMatch::method`] is for one
+/// method.
+pub const METHOD: &str = ":method";
+
+/// Name of the host among the headers of a match, for patterns: in lower case, without port and
+/// trailing dot.
+pub const AUTHORITY: &str = ":authority";
 
 /// A condition on a text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -685,6 +692,21 @@ pub enum TextMatch {
     /// The whole text must match (RE2 syntax).
     Regex(String),
     Present,
+    /// The condition does not hold for the text. A header that is missing is an empty text here,
+    /// except for [`TextMatch::Present`]. If a header has several lines, the condition must hold
+    /// neither for one of them nor for all together, because a second line must not hide the first.
+    Not(Box<TextMatch>),
+}
+
+impl TextMatch {
+    /// Returns the regular expression, if the condition has one.
+    pub fn regex(&self) -> Option<&String> {
+        match self {
+            Self::Regex(pattern) => Some(pattern),
+            Self::Not(unwanted) => unwanted.regex(),
+            Self::Exact(_) | Self::Prefix(_) | Self::Present => None,
+        }
+    }
 }
 
 /// The effect of a rule on a request that matches it.

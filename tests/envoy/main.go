@@ -12,7 +12,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 )
+
+// runTimeout bounds a whole run, which takes about 20 s on a quiet machine.
+const runTimeout = 8 * time.Minute
 
 const (
 	renderCommand = "make render-istiod"
@@ -145,6 +149,10 @@ func (o *options) envoyVersion() (string, error) {
 }
 
 func runComparison(o *options) (int, error) {
+	time.AfterFunc(runTimeout, func() {
+		fmt.Fprintf(os.Stderr, "envoy-differential: not compared within %s\n", runTimeout)
+		os.Exit(2) // the kernel ends the world and the other side with this process
+	})
 	all, err := readSuite(o.folder, o.only)
 	if err != nil {
 		return 2, err

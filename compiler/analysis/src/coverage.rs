@@ -43,6 +43,8 @@ fn covers_values(outer: &[ValueMatch], inner: &[ValueMatch]) -> bool {
 
 fn covers_text(outer: &TextMatch, inner: &TextMatch) -> bool {
     match (outer, inner) {
+        // What is excluded says nothing about what is there.
+        (TextMatch::Not(_), _) | (_, TextMatch::Not(_)) => outer == inner,
         (TextMatch::Present, _) => true,
         (TextMatch::Prefix(prefix), TextMatch::Exact(text) | TextMatch::Prefix(text)) => {
             text.starts_with(prefix.as_str())

@@ -7,7 +7,7 @@ use canal_ir::limits::REGEXES_PER_SERVICE_BYTES_MAX;
 use canal_ir::pattern;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::{Document, ObjectKind};
-use canal_model::program::{HttpMatch, PathMatch, TextMatch};
+use canal_model::program::{HttpMatch, PathMatch};
 
 use crate::AnalysisDiagnostics;
 
@@ -39,10 +39,7 @@ fn check_match(documents: &[Arc<Document>], http: &HttpMatch, report: &mut Analy
         _ => None,
     };
     let values = http.headers.iter().chain(&http.query);
-    let of_values = values.filter_map(|condition| match &condition.value {
-        TextMatch::Regex(pattern) => Some(pattern),
-        _ => None,
-    });
+    let of_values = values.filter_map(|condition| condition.value.regex());
     for expression in path.into_iter().chain(of_values) {
         check_cost(
             documents,

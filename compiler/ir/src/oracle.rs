@@ -17,8 +17,8 @@
 
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
-    RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
+    AUTHORITY, AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, METHOD,
+    PathMatch, RouteAction, RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
 };
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_cors::CorsPolicy;
@@ -336,13 +336,16 @@ pub fn unmet<'a>(
     if let Some(method) = method.filter(|method| *method != request.method) {
         return Some(UnmetCondition::Method(method));
     }
-    let header = http.headers.iter().find(|header| {
-        let value = header_value(request, &header.name);
-        !text_holds(header, value.as_deref())
-    });
+    let header = http
+        .headers
+        .iter()
+        .find(|header| !header_holds(header, request));
     let parameter = || {
         let mut parameters = http.query.iter();
-        parameters.find(|it| !text_holds(it, query_value(query, &it.name)))
+        parameters.find(|it| {
+            let value = query_value(query, &it.name);
+            !value.is_some_and(|value| text_holds(&it.value, value))
+        })
     };
     header
         .map(UnmetCondition::Header)
@@ -356,7 +359,9 @@ pub fn compared_value(condition: UnmetCondition<'_>, request: &OracleRequest) ->
         UnmetCondition::Host => Some(normal_host(&request.host)),
         UnmetCondition::Path => request.target.split('?').next().map(str::to_owned),
         UnmetCondition::Method(_) => Some(request.method.clone()),
-        UnmetCondition::Header(header) => header_value(request, &header.name),
+        UnmetCondition::Header(header) => {
+            joined(&header.name, &header_lines(request, &header.name))
+        }
         UnmetCondition::Query(parameter) => {
             let (_, query) = request.target.split_once('?').unwrap_or_default();
             query_value(query, &parameter.name).map(str::to_owned)
@@ -397,20 +402,43 @@ fn path_holds(written: &PathMatch, path: &str) -> bool {
     }
 }
 
-fn header_value(request: &OracleRequest, name: &str) -> Option<String> {
-    let values: Vec<&str> = request
-        .headers
-        .iter()
-        .filter(|(sent, _)| sent.eq_ignore_ascii_case(name))
-        .map(|(_, value)| value.as_str())
-        .collect();
+fn header_holds(condition: &ValueMatch, request: &OracleRequest) -> bool {
+    let name = condition.name.as_str();
+    let lines = header_lines(request, name);
+    let joined = joined(name, &lines);
+    match &condition.value {
+        TextMatch::Not(unwanted) => {
+            let is_compared = lines.is_empty() && **unwanted != TextMatch::Present;
+            let missing = is_compared.then(String::new);
+            let mut texts = lines.iter().chain(&joined).chain(&missing);
+            !texts.any(|text| text_holds(unwanted, text))
+        }
+        wanted => joined.is_some_and(|text| text_holds(wanted, &text)),
+    }
+}
+
+/// Returns the lines of a header, or the one value of a pseudo-header.
+fn header_lines(request: &OracleRequest, name: &str) -> Vec<String> {
+    match name {
+        METHOD => vec![request.method.clone()],
+        AUTHORITY => {
+            let host = normal_host(&request.host);
+            vec![host.trim_matches(['[', ']']).to_owned()]
+        }
+        _ => {
+            let headers = request.headers.iter();
+            let same = headers.filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
+            same.map(|(_, value)| value.clone()).collect()
+        }
+    }
+}
+
+/// Returns the lines of a header as one text; `None` if there are none.
+fn joined(name: &str, lines: &[String]) -> Option<String> {
     // Cookies are one line, into which HTTP/2 may split it (RFC 9113 §8.2.3).
-    let separator = if name.eq_ignore_ascii_case("cookie") {
-        "; "
-    } else {
-        ","
-    };
-    (!values.is_empty()).then(|| values.join(separator))
+    let is_cookie = name.eq_ignore_ascii_case("cookie");
+    let separator = if is_cookie { "; " } else { "," };
+    (!lines.is_empty()).then(|| lines.join(separator))
 }
 
 fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
@@ -423,13 +451,13 @@ fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
-fn text_holds(condition: &ValueMatch, value: Option<&str>) -> bool {
-    let Some(value) = value else { return false };
-    match &condition.value {
-        TextMatch::Exact(exact) => value == exact,
-        TextMatch::Prefix(prefix) => value.starts_with(prefix.as_str()),
-        TextMatch::Regex(pattern) => regex_holds(pattern, value),
+fn text_holds(condition: &TextMatch, text: &str) -> bool {
+    match condition {
+        TextMatch::Exact(exact) => text == exact,
+        TextMatch::Prefix(prefix) => text.starts_with(prefix.as_str()),
+        TextMatch::Regex(pattern) => regex_holds(pattern, text),
         TextMatch::Present => true,
+        TextMatch::Not(unwanted) => !text_holds(unwanted, text),
     }
 }
 

@@ -103,21 +103,9 @@ impl RouteWeights {
                     + TEXT_COPIES * text.len() as u64
             }
         };
+        let conditions = http.headers.iter().chain(&http.query);
         let conditions =
-            http.headers
-                .iter()
-                .chain(&http.query)
-                .map(|condition| match &condition.value {
-                    TextMatch::Exact(text) | TextMatch::Prefix(text) => {
-                        field_bytes(condition.name.len() + text.len())
-                    }
-                    TextMatch::Regex(pattern) => {
-                        field_bytes(condition.name.len() + pattern.len())
-                            + states_bytes(pattern)
-                            + AUTOMATON_BYTES
-                    }
-                    TextMatch::Present => field_bytes(condition.name.len()),
-                });
+            conditions.map(|condition| condition_bytes(condition.name.len(), &condition.value));
         MATCH_BYTES + copies * HOST_ENTRY_BYTES + path + conditions.sum::<u64>()
     }
 
@@ -256,5 +244,17 @@ fn action_bytes(action: &RouteAction) -> u64 {
                 })
                 .sum()
         }
+    }
+}
+
+/// Returns the bytes of a condition on a text with a name of this length.
+fn condition_bytes(name: usize, condition: &TextMatch) -> u64 {
+    match condition {
+        TextMatch::Exact(text) | TextMatch::Prefix(text) => field_bytes(name + text.len()),
+        TextMatch::Regex(pattern) => {
+            field_bytes(name + pattern.len()) + states_bytes(pattern) + AUTOMATON_BYTES
+        }
+        TextMatch::Present => field_bytes(name),
+        TextMatch::Not(unwanted) => field_bytes(0) + condition_bytes(name, unwanted),
     }
 }

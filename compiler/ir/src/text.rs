@@ -464,12 +464,16 @@ pub fn http_match(http: &HttpMatch) -> String {
 
 /// Formats a condition on a header or a query parameter, which `what` names.
 pub fn condition(what: &str, condition: &ValueMatch) -> String {
-    let name = &condition.name;
-    match &condition.value {
-        TextMatch::Exact(value) => format!("{what} {name} = {value:?}"),
-        TextMatch::Prefix(value) => format!("{what} {name} from {value:?}"),
-        TextMatch::Regex(value) => format!("{what} {name} ~ {value:?}"),
-        TextMatch::Present => format!("{what} {name} present"),
+    format!("{what} {} {}", condition.name, text(&condition.value))
+}
+
+fn text(condition: &TextMatch) -> String {
+    match condition {
+        TextMatch::Exact(value) => format!("= {value:?}"),
+        TextMatch::Prefix(value) => format!("from {value:?}"),
+        TextMatch::Regex(value) => format!("~ {value:?}"),
+        TextMatch::Present => "present".to_owned(),
+        TextMatch::Not(unwanted) => format!("not {}", text(unwanted)),
     }
 }
 
@@ -655,11 +659,6 @@ pub fn cors(policy: Option<&CorsPolicy>) -> String {
 /// Formats the mirrors of a rule, with a comma before each.
 pub fn mirrors(mirrors: &[RouteMirror]) -> String {
     let mirrors = mirrors.iter().map(|mirror| {
-        let of = if mirror.shadows_host {
-            " as -shadow"
-        } else {
-            ""
-        };
         let to = backend(&Backend {
             weight: 1,
             target: mirror.target.clone(),
@@ -669,7 +668,7 @@ pub fn mirrors(mirrors: &[RouteMirror]) -> String {
         let from = mirror
             .backend
             .map_or(String::new(), |at| format!(" of backend {at}"));
-        format!(", {}{from} copied to {to}{of}", percent(mirror.fraction))
+        format!(", {}{from} copied to {to}", percent(mirror.fraction))
     });
     mirrors.collect()
 }

@@ -1,9 +1,7 @@
-//! Defines which mirrors get a copy of a request, and what a copy is. A gateway may leave out copies
-//! within its limits, and copies that policies deny; that is not part of the meaning.
+//! Defines which mirrors get a copy of a request. A copy is what the endpoint receives. A gateway may
+//! leave out copies within its limits, and copies that policies deny; that is not part of the meaning.
 
 use canal_model::program::RouteMirror;
-
-use crate::filters::ForwardedRequest;
 
 /// Returns the mirrors that get a copy of one request to the backend at this position. Each mirror has a random number, of which the
 /// lower half decides.
@@ -18,18 +16,4 @@ pub fn copied<'m>(
         is_drawn && (mirror.backend.is_none() || mirror.backend == Some(backend))
     });
     drawn.map(|(mirror, _)| mirror).collect()
-}
-
-/// Returns the copy that a mirror gets of the request that the endpoint receives.
-pub fn copy(mirror: &RouteMirror, forwarded: &ForwardedRequest) -> ForwardedRequest {
-    let mut copy = forwarded.clone();
-    if mirror.shadows_host {
-        // Envoy: the suffix comes before a port. A second colon is one of an IPv6 address.
-        let parts: Vec<&str> = forwarded.host.split(':').collect();
-        copy.host = match parts.as_slice() {
-            [name, port] => format!("{name}-shadow:{port}"),
-            _ => format!("{}-shadow", forwarded.host),
-        };
-    }
-    copy
 }

@@ -455,6 +455,9 @@ fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRe
     for (name, condition) in root.headers {
         merged.headers.entry(name).or_insert(condition);
     }
+    for (name, condition) in root.without_headers {
+        merged.without_headers.entry(name).or_insert(condition);
+    }
     for (name, condition) in root.query_params {
         merged.query_params.entry(name).or_insert(condition);
     }
@@ -474,6 +477,7 @@ fn is_conflict(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> bool {
         || differs(root.method.as_ref(), leaf.method.as_ref())
         || differs(root.authority.as_ref(), leaf.authority.as_ref())
         || is_outside(&root.headers, &leaf.headers)
+        || is_outside(&root.without_headers, &leaf.without_headers)
         || is_outside(&root.query_params, &leaf.query_params)
         || root.ignore_uri_case != leaf.ignore_uri_case
         || matches!((root.port, leaf.port), (Some(root), Some(leaf)) if root != leaf)

@@ -79,8 +79,7 @@ fn of_route<F>(
             ..issue
         });
         let fraction = fraction_of(&mirror);
-        let copies = CopyKind::Plain(backend);
-        add(&mut mirrors, (target, fraction, copies), &field, rule);
+        add(&mut mirrors, (target, fraction, backend), &field, rule);
     }
     mirrors
 }
@@ -144,12 +143,7 @@ pub(super) fn of_virtual_service(
                 })
             }
         };
-        add(
-            &mut mirrors,
-            (target, fraction, CopyKind::Shadow),
-            "mirror",
-            rule,
-        );
+        add(&mut mirrors, (target, fraction, None), "mirror", rule);
     }
     if mirror.is_some() && !several.is_empty() {
         let problem = "mirror and mirrors exclude each other; both are sent";
@@ -161,12 +155,7 @@ pub(super) fn of_virtual_service(
         let percentage = policy.percentage;
         let fraction = Ok(percentage.map_or(RequestFraction::ALL, |it| it.value.0));
         let field = format!("mirrors[{at}]");
-        add(
-            &mut mirrors,
-            (target, fraction, CopyKind::Shadow),
-            &field,
-            rule,
-        );
+        add(&mut mirrors, (target, fraction, None), &field, rule);
     }
     mirrors
 }
@@ -212,26 +201,18 @@ pub(super) fn guard(
     });
 }
 
-/// The copies that a mirror gets.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CopyKind {
-    /// The copies are of the requests to the backend at this position, or to all.
-    Plain(Option<u16>),
-    /// The copies have Envoy's host, as Istio configures it.
-    Shadow,
-}
-
-/// A mirror as it is read: its target, its part of the requests, and their copies.
+/// A mirror as it is read: its target, its part of the requests, and the position of the backend whose
+/// requests are copied, if not all are.
 type ReadMirror = (
     Result<BackendTarget, FieldIssue>,
     Result<RequestFraction, FieldIssue>,
-    CopyKind,
+    Option<u16>,
 );
 
 /// Adds a mirror, unless it is broken or gets no request.
 fn add(
     mirrors: &mut Vec<RouteMirror>,
-    (target, fraction, copies): ReadMirror,
+    (target, fraction, backend): ReadMirror,
     field: &str,
     rule: &mut RuleContext<'_>,
 ) {
@@ -252,11 +233,7 @@ fn add(
         mirrors.push(RouteMirror {
             target,
             fraction,
-            shadows_host: copies == CopyKind::Shadow,
-            backend: match copies {
-                CopyKind::Plain(backend) => backend,
-                CopyKind::Shadow => None,
-            },
+            backend,
         });
     }
 }

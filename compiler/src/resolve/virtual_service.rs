@@ -14,8 +14,8 @@ use canal_model::policy::istio::{
     Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 use canal_model::program::{
-    Backend, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteObject,
-    RouteRule, TextMatch,
+    AUTHORITY, Backend, HostMatch, HttpMatch, METHOD, PathMatch, Precedence, RouteAction, RouteKey,
+    RouteObject, RouteRule, TextMatch, ValueMatch,
 };
 use canal_model::route_filters::RouteAnswer;
 
@@ -654,12 +654,8 @@ fn authority(
             )
             .with_code(Code::InvalidHostname)
         }),
-        _ => Err(FieldIssue::new(
-            "",
-            "hosts are compared as a whole in this version",
-            "write authority.exact",
-        )
-        .with_code(Code::UnsupportedField)),
+        // A pattern is a condition of the match, see `pattern_of`.
+        _ => return Vec::new(),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
@@ -709,13 +705,10 @@ fn http_match(
                 regex: None,
                 // A method is a token, as a header's name is (RFC 9110 §9.1).
             } if header_name(method).is_ok() => Some(method.clone()),
+            StringMatch { exact: None, .. } => None,
             _ => {
-                let issue = FieldIssue::new(
-                    "",
-                    "methods are compared as a whole in this version",
-                    "write method.exact, as in exact: GET",
-                )
-                .with_code(Code::UnsupportedField);
+                let problem = "it is no method";
+                let issue = FieldIssue::new("", problem, "write a method such as GET");
                 rule.broken(&format!("{field}.method"), issue);
                 None
             }
@@ -724,7 +717,11 @@ fn http_match(
         .headers
         .iter()
         .map(|(name, condition)| (format!(".{name}"), header_name(name), value(condition)));
-    let headers = conditions(rule, &format!("{field}.headers"), headers);
+    let mut headers = conditions(rule, &format!("{field}.headers"), headers);
+    headers.extend(without_headers(field, written, rule));
+    headers.extend(pattern_of("method", METHOD, &written.method, field, rule));
+    let authority = &written.authority;
+    headers.extend(pattern_of("authority", AUTHORITY, authority, field, rule));
     let query = written
         .query_params
         .iter()
@@ -736,6 +733,70 @@ fn http_match(
         method,
         headers,
         query,
+    }
+}
+
+/// Resolves the headers that a request must not have.
+fn without_headers(
+    field: &str,
+    written: &HttpMatchRequest,
+    rule: &mut RuleContext<'_>,
+) -> impl Iterator<Item = ValueMatch> {
+    let unwanted = written
+        .without_headers
+        .iter()
+        .map(|(name, condition)| (format!(".{name}"), header_name(name), value(condition)));
+    let unwanted = conditions(rule, &format!("{field}.withoutHeaders"), unwanted);
+    unwanted.into_iter().map(|condition| ValueMatch {
+        value: TextMatch::Not(Box::new(condition.value)),
+        ..condition
+    })
+}
+
+/// Resolves the pattern that `method` or `authority` is compared with, if it is no exact text.
+/// Hosts are compared in lower case and without their port.
+fn pattern_of(
+    what: &str,
+    name: &str,
+    written: &Option<StringMatch>,
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) -> Option<ValueMatch> {
+    let pattern = match written.as_ref()? {
+        StringMatch { exact: Some(_), .. } => return None,
+        StringMatch {
+            prefix: Some(prefix),
+            regex: None,
+            ..
+        } if name == AUTHORITY => text(&prefix.to_ascii_lowercase()).map(TextMatch::Prefix),
+        written => value(written),
+    };
+    let port = |text: &str| text.replace("(?:", "(").replace("(?i:", "(").contains(':');
+    let checked = pattern.and_then(|pattern| match pattern {
+        TextMatch::Prefix(text) | TextMatch::Regex(text) if name == AUTHORITY && port(&text) => {
+            let problem = "hosts are compared without their port";
+            Err(FieldIssue::new(
+                "",
+                problem,
+                "leave out the port; match.port is for it",
+            ))
+        }
+        TextMatch::Regex(pattern) => rule.regex(&pattern).map(TextMatch::Regex),
+        TextMatch::Present => {
+            let problem = "exactly one of exact, prefix and regex is required";
+            Err(FieldIssue::new("", problem, "write one of them"))
+        }
+        other => Ok(other),
+    });
+    match checked {
+        Ok(value) => Some(ValueMatch {
+            name: name.to_owned(),
+            value,
+        }),
+        Err(issue) => {
+            rule.broken(&format!("{field}.{what}"), issue);
+            None
+        }
     }
 }
 

@@ -164,6 +164,7 @@ fn text(t: &TextMatch) -> Value {
         TextMatch::Prefix(s) => json!({ "prefix": s }),
         TextMatch::Regex(s) => json!({ "regex": s }),
         TextMatch::Present => json!("present"),
+        TextMatch::Not(unwanted) => json!({ "not": text(unwanted) }),
     }
 }
 
@@ -284,7 +285,6 @@ fn mirror(mirror: &RouteMirror) -> Value {
         "service": service,
         "port": port,
         "millionths": mirror.fraction.millionths(),
-        "shadowHost": mirror.shadows_host,
         "backend": mirror.backend,
     })
 }

@@ -374,7 +374,7 @@ const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are ma
 const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
 const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
 
-const VIRTUAL_SERVICE: [KnownField; 15] = [
+const VIRTUAL_SERVICE: [KnownField; 14] = [
     never(
         "spec.tls[].match[].destinationSubnets",
         DESTINATION_SUBNETS,
@@ -417,11 +417,6 @@ const VIRTUAL_SERVICE: [KnownField; 15] = [
         "spec.http[].match[].sourceNamespace",
         CLIENT_NAMESPACE,
         REMOVE,
-    ),
-    never(
-        "spec.http[].match[].withoutHeaders",
-        "matching the absence of a header is not supported in this version",
-        "put a rule that matches the header before this one",
     ),
     left_out(
         "spec.http[].match[].statPrefix",

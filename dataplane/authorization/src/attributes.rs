@@ -11,6 +11,9 @@ use canal_model::authorization::Attribute;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttributeValue<'a> {
     Text(&'a [u8]),
+    /// One of several lines of a header, of which [`AttributeValue::Text`] has all joined. It counts
+    /// only against the request: a server may read that line alone.
+    Line(&'a [u8]),
     Address(IpAddr),
     Port(u16),
 }

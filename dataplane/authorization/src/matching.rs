@@ -3,7 +3,9 @@
 
 use std::net::IpAddr;
 
-use canal_model::authorization::{AllOf, Attribute, AttributeMatch, Clause, PolicyRule};
+use canal_model::authorization::{
+    AllOf, Attribute, AttributeMatch, AuthorizationAction, Clause, PolicyRule,
+};
 use ipnet::IpNet;
 
 use crate::attributes::{AttributeValue, AttributeVisibility, Attributes};
@@ -35,6 +37,8 @@ struct CompiledClause {
     attribute: Attribute,
     any: Option<CompiledMatches>,
     none: Option<CompiledMatches>,
+    /// True if the request is allowed if the clause holds, and not restricted.
+    allows: bool,
 }
 
 /// List of matches of which one must hold.
@@ -76,12 +80,17 @@ enum TemplatePiece {
 }
 
 impl CompiledRule {
-    pub(crate) fn new(rule: &PolicyRule) -> Self {
-        let list = |alls: &[AllOf]| alls.iter().map(CompiledAllOf::new).collect();
+    pub(crate) fn new(rule: &PolicyRule, action: &AuthorizationAction) -> Self {
+        let allows = *action == AuthorizationAction::Allow;
+        let list = |alls: &[AllOf]| {
+            alls.iter()
+                .map(|all| CompiledAllOf::new(all, allows))
+                .collect()
+        };
         Self {
             from: list(&rule.from),
             to: list(&rule.to),
-            when: CompiledAllOf::new(&rule.when),
+            when: CompiledAllOf::new(&rule.when, allows),
         }
     }
 
@@ -117,9 +126,10 @@ impl CompiledRule {
 }
 
 impl CompiledAllOf {
-    fn new(all: &AllOf) -> Self {
+    fn new(all: &AllOf, allows: bool) -> Self {
+        let compiled = |clause| CompiledClause::new(clause, allows);
         Self {
-            clauses: all.iter().map(CompiledClause::new).collect(),
+            clauses: all.iter().map(compiled).collect(),
             names: all.iter().any(names),
         }
     }
@@ -143,7 +153,7 @@ fn names(clause: &Clause) -> bool {
 }
 
 impl CompiledClause {
-    fn new(clause: &Clause) -> Self {
+    fn new(clause: &Clause, allows: bool) -> Self {
         let ready = |matches: &[AttributeMatch]| {
             (!matches.is_empty()).then(|| CompiledMatches::new(&clause.attribute, matches))
         };
@@ -151,14 +161,20 @@ impl CompiledClause {
             attribute: clause.attribute.clone(),
             any: ready(&clause.any),
             none: ready(&clause.none),
+            allows,
         }
     }
 
     fn test<F: Attributes + ?Sized>(&self, facts: &F) -> Truth<'_> {
         let (mut wanted, mut unwanted) = (false, false);
         let sight = facts.visit_attribute(&self.attribute, &mut |value| {
-            wanted = wanted || self.any.as_ref().is_some_and(|any| any.holds(value));
-            unwanted = unwanted || self.none.as_ref().is_some_and(|none| none.holds(value));
+            let is_line = matches!(value, AttributeValue::Line(_));
+            let counts = |against: bool| !is_line || against;
+            wanted = wanted
+                || (counts(!self.allows) && self.any.as_ref().is_some_and(|any| any.holds(value)));
+            unwanted = unwanted
+                || (counts(self.allows)
+                    && self.none.as_ref().is_some_and(|none| none.holds(value)));
             // No further value can change the result.
             unwanted || (wanted && self.none.is_none())
         });
@@ -214,7 +230,7 @@ impl CompiledMatches {
 
     fn holds(&self, value: AttributeValue<'_>) -> bool {
         match value {
-            AttributeValue::Text(text) => self.holds_text(text),
+            AttributeValue::Text(text) | AttributeValue::Line(text) => self.holds_text(text),
             AttributeValue::Address(address) => self.holds_address(address),
             AttributeValue::Port(port) => self.present || self.ports.contains(&port),
         }

@@ -97,9 +97,10 @@ struct CompiledPolicy {
 
 impl CompiledPolicy {
     fn new(policy: &Authorization) -> Self {
+        let compiled = |rule| CompiledRule::new(rule, &policy.action);
         Self {
             key: policy.key.clone(),
-            rules: policy.rules.iter().map(CompiledRule::new).collect(),
+            rules: policy.rules.iter().map(compiled).collect(),
         }
     }
 

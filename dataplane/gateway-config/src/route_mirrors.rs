@@ -1,5 +1,4 @@
-//! The mirrors of a rule: which of them get a copy of a request, and the host of a copy. It sends
-//! nothing: the engine does.
+//! The mirrors of a rule: which of them get a copy of a request. It sends nothing: the engine does.
 
 use canal_model::program::RouteMirror;
 
@@ -9,16 +8,6 @@ use crate::EndpointSetId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelectedMirror {
     pub target: EndpointSetId,
-    /// True if the host of the copy ends with `-shadow`.
-    pub shadows_host: bool,
-}
-
-impl SelectedMirror {
-    /// Returns the host of the copy of a request that is forwarded with `host`; `None` if it is the
-    /// same.
-    pub fn host(&self, host: &str) -> Option<String> {
-        self.shadows_host.then(|| shadow_host(host))
-    }
 }
 
 /// Returns whether a mirror gets copies of the requests to the backend at this position.
@@ -39,12 +28,4 @@ pub fn draw(
         let is_drawn = mirror.fraction.contains(random() as u32);
         (is_drawn && is_of_backend(mirror, backend)).then_some(at)
     })
-}
-
-/// Returns Envoy's host of a copy: `web:80` becomes `web-shadow:80`.
-pub fn shadow_host(host: &str) -> String {
-    match host.split_once(':') {
-        Some((name, port)) if !port.contains(':') => format!("{name}-shadow:{port}"),
-        _ => format!("{host}-shadow"),
-    }
 }

@@ -441,7 +441,6 @@ impl ServiceRoutes {
             let drawn = drawn.filter_map(|at| {
                 Some(SelectedMirror {
                     target: targets.get(at).copied()??,
-                    shadows_host: rule.mirrors[at].shadows_host,
                 })
             });
             filters = filters.with_mirrors(drawn.collect());

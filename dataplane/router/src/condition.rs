@@ -1,7 +1,7 @@
 //! Conditions of a match besides its path: method, headers, query. A header is read and the query
 //! is split only when a condition needs it. Start with [`Conditions::hold`].
 
-use canal_model::program::{HttpMatch, TextMatch, ValueMatch};
+use canal_model::program::{AUTHORITY, HttpMatch, METHOD, TextMatch, ValueMatch};
 use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
@@ -29,6 +29,7 @@ enum Text {
     Prefix(Box<str>),
     Regex(Box<Regex>),
     Present,
+    Not(Box<Text>),
 }
 
 impl Conditions {
@@ -73,13 +74,7 @@ impl Conditions {
     /// Returns the bytes on the heap, automata included.
     pub(crate) fn memory_bytes(&self) -> usize {
         let of = |condition: &Condition| {
-            size_of::<Condition>()
-                + condition.name.len()
-                + match &condition.text {
-                    Text::Exact(text) | Text::Prefix(text) => text.len(),
-                    Text::Regex(regex) => regex.memory_usage(),
-                    Text::Present => 0,
-                }
+            size_of::<Condition>() + condition.name.len() + condition.text.memory_bytes()
         };
         self.method.as_ref().map_or(0, |method| method.len())
             + self
@@ -92,7 +87,7 @@ impl Conditions {
 }
 
 /// Compiles a list of conditions. Gateway API: of several conditions on the same name only the
-/// first one counts.
+/// first one counts. What is excluded counts beside it.
 fn compile(
     what: &str,
     conditions: &[ValueMatch],
@@ -104,28 +99,37 @@ fn compile(
         .map(|condition| canonical_name(&condition.name))
         .collect();
     let mut one = |(i, condition): (usize, &ValueMatch)| {
-        let text = match &condition.value {
-            TextMatch::Exact(text) => Text::Exact(text.as_str().into()),
-            TextMatch::Prefix(text) => Text::Prefix(text.as_str().into()),
-            TextMatch::Present => Text::Present,
-            TextMatch::Regex(pattern) => Text::Regex(Box::new(compile_one(
-                what,
-                &condition.name,
-                pattern,
-                budget,
-            )?)),
-        };
         Ok(Condition {
             name: names[i].as_str().into(),
-            text,
+            text: compile_text(what, &condition.name, &condition.value, budget)?,
         })
     };
-    conditions
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| !names[..*i].contains(&names[*i]))
-        .map(&mut one)
-        .collect()
+    let counts = |(i, condition): &(usize, &ValueMatch)| {
+        let mut earlier = names[..*i].iter().zip(conditions);
+        let excludes = |it: &ValueMatch| matches!(it.value, TextMatch::Not(_));
+        excludes(condition) || !earlier.any(|(name, it)| *name == names[*i] && !excludes(it))
+    };
+    let conditions = conditions.iter().enumerate();
+    conditions.filter(counts).map(&mut one).collect()
+}
+
+fn compile_text(
+    what: &str,
+    name: &str,
+    written: &TextMatch,
+    budget: &mut AutomatonBudget<'_>,
+) -> Result<Text, BrokenMatchKind> {
+    Ok(match written {
+        TextMatch::Exact(text) => Text::Exact(text.as_str().into()),
+        TextMatch::Prefix(text) => Text::Prefix(text.as_str().into()),
+        TextMatch::Present => Text::Present,
+        TextMatch::Regex(pattern) => {
+            Text::Regex(Box::new(compile_one(what, name, pattern, budget)?))
+        }
+        TextMatch::Not(unwanted) => {
+            Text::Not(Box::new(compile_text(what, name, unwanted, budget)?))
+        }
+    })
 }
 
 fn compile_one(
@@ -141,30 +145,67 @@ fn compile_one(
         .ok_or_else(|| budget.overflow(&field, pattern))
 }
 
-impl Condition {
+impl Text {
     fn holds(&self, text: &[u8]) -> bool {
-        match &self.text {
+        match self {
             Text::Exact(want) => want.as_bytes() == text,
             Text::Prefix(want) => text.starts_with(want.as_bytes()),
             Text::Regex(regex) => is_match(regex, text),
             Text::Present => true,
+            Text::Not(unwanted) => !unwanted.holds(text),
         }
     }
 
+    /// Returns the bytes on the heap, automata included.
+    fn memory_bytes(&self) -> usize {
+        match self {
+            Text::Exact(text) | Text::Prefix(text) => text.len(),
+            Text::Regex(regex) => regex.memory_usage(),
+            Text::Present => 0,
+            Text::Not(unwanted) => size_of::<Text>() + unwanted.memory_bytes(),
+        }
+    }
+}
+
+impl Condition {
     /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie`
     /// are one line (RFC 9113 §8.2.3).
     fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
+        if self.name.starts_with(':') {
+            return self.holds_for_pseudo_header(request);
+        }
         let separator = line_separator(&self.name);
+        let unwanted = match &self.text {
+            Text::Not(unwanted) => Some(unwanted),
+            _ => None,
+        };
         let mut joined: SmallVec<[u8; 128]> = SmallVec::new();
-        let mut seen = false;
+        let (mut seen, mut is_excluded) = (false, false);
         request.header(&self.name, &mut |value| {
             if seen {
                 joined.extend_from_slice(separator);
             }
             seen = true;
             joined.extend_from_slice(value);
+            is_excluded = is_excluded || unwanted.is_some_and(|text| text.holds(value));
         });
-        seen && self.holds(&joined)
+        match unwanted.map(|text| &**text) {
+            None => seen && self.text.holds(&joined),
+            Some(Text::Present) => !seen,
+            Some(unwanted) => !is_excluded && !unwanted.holds(&joined),
+        }
+    }
+
+    /// Tests the method or the host, which are headers in Envoy's matches.
+    fn holds_for_pseudo_header<R: RoutableRequest>(&self, request: &R) -> bool {
+        match &*self.name {
+            METHOD => self.text.holds(request.method()),
+            AUTHORITY => {
+                let host = request.host().to_ascii_lowercase();
+                self.text.holds(host.strip_suffix(b".").unwrap_or(&host))
+            }
+            _ => false,
+        }
     }
 
     /// Tests a query parameter. The first value of a repeated parameter counts.
@@ -172,7 +213,7 @@ impl Condition {
         pairs
             .iter()
             .find(|(name, _)| *name == self.name.as_bytes())
-            .is_some_and(|(_, value)| self.holds(value))
+            .is_some_and(|(_, value)| self.text.holds(value))
     }
 }
 

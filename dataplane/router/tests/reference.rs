@@ -30,6 +30,11 @@ fn path_match() -> impl Strategy<Value = PathMatch> {
 }
 
 fn text_match() -> impl Strategy<Value = TextMatch> {
+    let negated = |text: TextMatch| prop_oneof![5 => Just(text.clone()), 1 => Just(TextMatch::Not(Box::new(text)))];
+    wanted_text().prop_flat_map(negated)
+}
+
+fn wanted_text() -> impl Strategy<Value = TextMatch> {
     prop_oneof![
         select(vec!["", "1", "12"]).prop_map(|text| TextMatch::Exact(text.into())),
         select(vec!["", "1"]).prop_map(|text| TextMatch::Prefix(text.into())),
@@ -40,7 +45,7 @@ fn text_match() -> impl Strategy<Value = TextMatch> {
 
 fn values() -> impl Strategy<Value = Vec<ValueMatch>> {
     vec(
-        (select(vec!["x", "y"]), text_match()).prop_map(|(name, value)| ValueMatch {
+        (select(vec!["x", "y", ":method"]), text_match()).prop_map(|(name, value)| ValueMatch {
             name: name.into(),
             value,
         }),

@@ -197,6 +197,8 @@ pub struct HttpMatchRequest {
     pub authority: Option<StringMatch>,
     /// Conditions on headers. An empty match only requires that the header is present.
     pub headers: BTreeMap<String, StringMatch>,
+    /// Conditions that must not hold for a header.
+    pub without_headers: BTreeMap<String, StringMatch>,
     pub query_params: BTreeMap<String, StringMatch>,
     /// Port that the client dialled.
     pub port: Option<NonZeroU16>,

@@ -3,7 +3,9 @@
 
 use canal_compiler::ir::{Ir, ServiceIr};
 use canal_compiler::oracle::{OracleRequest, holds};
-use canal_model::program::{HostMatch, HttpMatch, PathMatch, RouteRule, TextMatch, ValueMatch};
+use canal_model::program::{
+    AUTHORITY, HostMatch, HttpMatch, METHOD, PathMatch, RouteRule, TextMatch, ValueMatch,
+};
 
 /// Candidates for a regular expression, tried until one matches.
 const PATHS: [&str; 12] = [
@@ -95,12 +97,23 @@ fn build_matching(
     if let Some(method) = &http.method {
         matching.method.clone_from(method);
     }
-    matching.headers = http
-        .headers
-        .iter()
-        .map(|condition| (condition.name.clone(), value(condition, http)))
-        .collect();
+    for condition in &http.headers {
+        let value = value(condition, http);
+        match (condition.name.as_str(), &condition.value) {
+            (METHOD | AUTHORITY, _) if !is_word(&value) => {}
+            (METHOD, _) => matching.method = value,
+            (AUTHORITY, _) => matching.host = value,
+            // A request without the header is one that matches.
+            (_, TextMatch::Not(_)) => {}
+            (name, _) => matching.headers.push((name.to_owned(), value)),
+        }
+    }
     matching
+}
+
+/// Returns whether a text can be a method and a host.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
@@ -108,6 +121,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
         TextMatch::Exact(text) => text.clone(),
         TextMatch::Prefix(text) => format!("{text}z"),
         TextMatch::Present => "here".to_owned(),
+        TextMatch::Not(_) => "other".to_owned(),
         TextMatch::Regex(pattern) => {
             // The oracle decides whether a pattern matches, so the value is presented to it as a
             // path.

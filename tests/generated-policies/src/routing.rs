@@ -72,6 +72,8 @@ const SENT_HOSTS: [&str; 7] = [
     "",
 ];
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
+const HOST_PATTERNS: [&str; 3] = ["[a-z.]+", "web|a.*", ".*example.*"];
+const METHOD_PATTERNS: [&str; 3] = ["P.*", "GET|PURGE", "get"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
@@ -529,11 +531,15 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
     };
     let conditions = || btree_map(words(&NAMES), string_match(&VALUES, &VALUE_PATTERNS), 0..2);
     let uri = option::of(string_match(&PATHS, &PATH_PATTERNS));
+    let condition = |texts, patterns| {
+        let pattern = option::weighted(0.1, string_match(texts, patterns));
+        (exact(texts), pattern).prop_map(|(exact, pattern)| exact.or(pattern))
+    };
     let parts = (
         uri,
-        exact(&METHODS),
-        exact(&SENT_HOSTS),
-        conditions(),
+        condition(&METHODS, &METHOD_PATTERNS),
+        condition(&SENT_HOSTS, &HOST_PATTERNS),
+        (conditions(), conditions()),
         conditions(),
         option::weighted(0.2, some_port()),
         vec(words(&["mesh", "ingress"]), 0..2),
@@ -541,6 +547,7 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
     );
     parts.prop_map(
         |(uri, method, authority, headers, query_params, port, gateways, ignore_uri_case)| {
+            let (headers, without_headers) = headers;
             HttpMatchRequest {
                 name: None,
                 uri,
@@ -548,6 +555,7 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
                 method,
                 authority,
                 headers,
+                without_headers,
                 query_params,
                 port,
                 gateways,

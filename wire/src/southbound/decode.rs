@@ -301,6 +301,10 @@ fn text(
         Text::Prefix(s) => p::TextMatch::Prefix(s),
         Text::Regex(s) => p::TextMatch::Regex(s),
         Text::Present(_) => p::TextMatch::Present,
+        Text::Not(unwanted) => match self::text(at, field, Some(*unwanted))? {
+            p::TextMatch::Not(_) => return at.err(field, "is negated twice"),
+            unwanted => p::TextMatch::Not(Box::new(unwanted)),
+        },
     })
 }
 

@@ -172,6 +172,7 @@ fn text(t: &p::TextMatch) -> w::TextMatch {
         p::TextMatch::Prefix(s) => Text::Prefix(s.clone()),
         p::TextMatch::Regex(s) => Text::Regex(s.clone()),
         p::TextMatch::Present => Text::Present(true),
+        p::TextMatch::Not(unwanted) => Text::Not(Box::new(self::text(unwanted))),
     };
     w::TextMatch { text: Some(text) }
 }

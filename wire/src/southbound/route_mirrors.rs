@@ -12,7 +12,6 @@ impl From<&RouteMirror> for w::RouteMirror {
         let RouteMirror {
             target,
             fraction,
-            shadows_host,
             backend,
         } = mirror;
         let target = encode::backend(&canal_model::program::Backend {
@@ -23,7 +22,6 @@ impl From<&RouteMirror> for w::RouteMirror {
         Self {
             target: Some(target),
             millionths: fraction.millionths(),
-            shadow_host: *shadows_host,
             backend: backend.unwrap_or_default().into(),
         }
     }
@@ -45,7 +43,6 @@ pub(super) fn decode(
     Ok(RouteMirror {
         target,
         fraction: route_faults::fraction(at, "mirrors.millionths", received.millionths)?,
-        shadows_host: received.shadow_host,
         backend: is_of_backend.then_some(backend),
     })
 }
@@ -54,20 +51,14 @@ pub(super) fn decode(
 #[cfg(test)]
 pub(super) fn samples() -> Vec<RouteMirror> {
     use canal_model::request_fraction::RequestFraction;
-    let mirror = |shadows_host, backend| RouteMirror {
+    let mirror = |backend| RouteMirror {
         target: BackendTarget::Service {
             service: "alpha/b/copies".parse().unwrap(),
             port: 80,
             subset: [("version".into(), "v2".into())].into(),
         },
         fraction: RequestFraction::ALL,
-        shadows_host,
         backend,
     };
-    vec![
-        mirror(true, None),
-        mirror(false, None),
-        mirror(false, Some(0)),
-        mirror(false, Some(1)),
-    ]
+    vec![mirror(None), mirror(Some(0)), mirror(Some(1))]
 }

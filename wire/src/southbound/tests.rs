@@ -26,10 +26,16 @@ fn matches() -> Vec<p::HttpMatch> {
             precedence: precedence.clone(),
             path: p::PathMatch::Exact("/x".into()),
             method: Some("GET".into()),
-            headers: vec![p::ValueMatch {
-                name: "h".into(),
-                value: p::TextMatch::Exact("v".into()),
-            }],
+            headers: vec![
+                p::ValueMatch {
+                    name: "h".into(),
+                    value: p::TextMatch::Exact("v".into()),
+                },
+                p::ValueMatch {
+                    name: "h".into(),
+                    value: p::TextMatch::Not(Box::new(p::TextMatch::Prefix("w".into()))),
+                },
+            ],
             query: vec![p::ValueMatch {
                 name: "q".into(),
                 value: p::TextMatch::Regex("a.*".into()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use canal_model::ids::{Generation, ServiceKey};
 use canal_model::program::{
-    HttpMatch, IngressGateway, Labels, PathMatch, Resource, ResourceKind, RouteRule, TextMatch,
+    HttpMatch, IngressGateway, Labels, PathMatch, Resource, ResourceKind, RouteRule,
 };
 use canal_model::route_table::RouteTable;
 
@@ -33,9 +33,7 @@ impl CompileJob {
     pub(crate) fn regexes(&self) -> usize {
         let of_match = |http: &HttpMatch| {
             let values = http.headers.iter().chain(&http.query);
-            let in_values = values
-                .filter(|value| matches!(value.value, TextMatch::Regex(_)))
-                .count();
+            let in_values = values.filter(|value| value.value.regex().is_some()).count();
             in_values + usize::from(matches!(http.path, PathMatch::Regex(_)))
         };
         let rules = self.table.rules();

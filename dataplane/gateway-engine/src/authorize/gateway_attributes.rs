@@ -9,7 +9,7 @@ use canal_authorization::{AttributeValue, AttributeVisibility, Attributes};
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::jwt::Token;
 use canal_model::authorization::Attribute;
-use canal_router::RoutableRequest;
+use canal_router::{RoutableRequest, line_separator};
 
 use super::forwarded_client::{ForwardedClient, forwarded_client};
 use crate::session::{ClientPrincipal, ClientSession};
@@ -118,6 +118,11 @@ impl<'a> GatewayAttributes<'a> {
         attribute: &Attribute,
         each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
     ) {
+        if let Attribute::Header(name) = attribute
+            && !subject.changes.determines(name)
+        {
+            return header(subject.request, name, each);
+        }
         // Once a value suffices for the policy, no further values are passed.
         let mut enough = false;
         let mut text = |bytes: &[u8]| {
@@ -149,10 +154,6 @@ impl<'a> GatewayAttributes<'a> {
             (Some(one), ..) => {
                 text(one);
             }
-            // A header that is removed, or that spells such a one otherwise, is not forwarded.
-            (None, Attribute::Header(name), _) if !subject.changes.determines(name) => {
-                header(subject.request, name, &mut text)
-            }
             (None, Attribute::RequestAudience, Some(token)) => {
                 token
                     .audiences()
@@ -162,30 +163,39 @@ impl<'a> GatewayAttributes<'a> {
             (None, Attribute::RequestClaim(path), Some(token)) => {
                 token.visit_claim(path, &mut text)
             }
-            // A removed header has no value, and without a token there is no audience or claim.
+            // A header that is removed, or that spells such a one otherwise, is not forwarded, so that
+            // it has no value. Without a token there is no audience or claim.
             _ => {}
         }
     }
 }
 
-/// Passes a header's value to `text`. Several lines are joined with commas (RFC 9110 §5.3), as
-/// Envoy does.
-fn header(request: &dyn RequestAttributes, name: &str, text: &mut dyn FnMut(&[u8]) -> bool) {
+/// Passes a header's value to `each`. Several lines are joined to one value (RFC 9110 §5.3), and each
+/// is passed beside it, because a second line must not hide the first one from a policy that denies
+/// (GHSA-ghc4-35x6-crw5 in Envoy).
+fn header(
+    request: &dyn RequestAttributes,
+    name: &str,
+    each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+) {
     let mut lines = 0;
     request.header(name, &mut |_| lines += 1);
-    if lines == 1 {
+    if lines <= 1 {
         request.header(name, &mut |value| {
-            text(value);
+            each(AttributeValue::Text(value));
         });
-    } else if lines > 1 {
-        let mut joined = Vec::new();
-        request.header(name, &mut |value| {
-            if !joined.is_empty() {
-                joined.push(b',');
-            }
-            joined.extend_from_slice(value);
-        });
-        text(&joined);
+        return;
+    }
+    let (mut joined, mut is_decided) = (Vec::new(), false);
+    request.header(name, &mut |value| {
+        if !joined.is_empty() {
+            joined.extend_from_slice(line_separator(name));
+        }
+        joined.extend_from_slice(value);
+        is_decided = is_decided || each(AttributeValue::Line(value));
+    });
+    if !is_decided {
+        each(AttributeValue::Text(&joined));
     }
 }
 

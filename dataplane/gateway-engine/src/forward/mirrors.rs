@@ -153,15 +153,9 @@ impl<D: HttpDownstream> HttpRequest<D> {
         };
         let authorization = self.authorize_copy(&resolved, authorization, &selected)?;
         let changes = decide_mutations(Some(&authorization), routed, || self.client.head().0);
-        let mut changes = changes
+        let changes = changes
             .map_err(|_| "unsafe_path")?
             .map_or_else(Default::default, |changes| changes.into_owned());
-        // The mirror's suffix belongs to the host that is forwarded, so a rewritten one comes first.
-        let shadow = match changes.host.as_deref() {
-            Some(rewritten) => mirror.host(rewritten),
-            None => mirror.host(&String::from_utf8_lossy(self.client.head().1)),
-        };
-        changes.host = shadow.or(changes.host);
         let version = decide_version(view.set.protocol, &self.state.info, session.tls);
         let head = self
             .client

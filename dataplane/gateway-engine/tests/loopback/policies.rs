@@ -267,6 +267,39 @@ async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
 }
 
 #[tokio::test]
+async fn a_second_line_of_a_header_avoids_no_policy() {
+    let origin = OriginServer::echo().await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let of = |action, any: &[&str], none: &[&str]| {
+        let none = clause(Attribute::Header("x-role".into()), none).any;
+        let clause = Clause {
+            none,
+            ..clause(Attribute::Header("x-role".into()), any)
+        };
+        policy("roles", action, vec![rule(vec![clause])])
+    };
+    use AuthorizationAction::{Allow, Deny};
+    for (policy, want) in [
+        (of(Deny, &["admin"], &[]), 403),
+        (of(Deny, &["user"], &[]), 403),
+        // What the lines are together counts too, because a server may read them so.
+        (of(Deny, &["user,admin"], &[]), 403),
+        (of(Deny, &["other"], &[]), 200),
+        (of(Deny, &[], &["user"]), 403),
+        (of(Allow, &["user"], &[]), 403),
+        (of(Allow, &["user,admin"], &[]), 200),
+        (of(Allow, &[], &["admin"]), 403),
+        (of(Allow, &[], &["other"]), 200),
+    ] {
+        fixture.apply(vec![policy]);
+        for (status, text) in over_both(&fixture, &[("x-role", "user"), ("x-role", "admin")]).await
+        {
+            assert_eq!(status, want, "{text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn other_spellings_of_the_meshs_headers_reach_no_endpoint() {
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use canal_model::program::{
-    Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey,
-    RouteRule, TextMatch, ValueMatch,
+    Backend, BackendTarget, HostMatch, HttpMatch, METHOD, PathMatch, Precedence, RouteAction,
+    RouteKey, RouteRule, TextMatch, ValueMatch,
 };
 use canal_router::RoutableRequest;
 use regex_automata::meta::Regex;
@@ -96,6 +96,7 @@ fn text_holds(want: &TextMatch, text: &str) -> bool {
         TextMatch::Prefix(want) => text.starts_with(want),
         TextMatch::Regex(pattern) => regex(pattern, text),
         TextMatch::Present => true,
+        TextMatch::Not(unwanted) => !text_holds(unwanted, text),
     }
 }
 
@@ -133,30 +134,42 @@ fn host_holds(hosts: &[HostMatch], host: &str) -> bool {
         })
 }
 
-/// Tests conditions on values. The first of several conditions on one name counts; `value` returns
-/// what the request has.
-fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>) -> bool {
+/// Tests conditions on values. The first of several conditions on one name counts; what is excluded
+/// counts beside it. `value` returns what the request has.
+fn values_hold(conditions: &[ValueMatch], value: impl Fn(&ValueMatch) -> bool) -> bool {
+    let excludes = |condition: &ValueMatch| matches!(condition.value, TextMatch::Not(_));
     let is_first = |i: usize| {
-        !conditions[..i]
-            .iter()
-            .any(|earlier| earlier.name == conditions[i].name)
+        let mut earlier = conditions[..i].iter();
+        excludes(&conditions[i])
+            || !earlier.any(|it| it.name == conditions[i].name && !excludes(it))
     };
-    (0..conditions.len()).filter(|&i| is_first(i)).all(|i| {
-        value(&conditions[i].name).is_some_and(|text| text_holds(&conditions[i].value, &text))
-    })
+    (0..conditions.len())
+        .filter(|&i| is_first(i))
+        .all(|i| value(&conditions[i]))
 }
 
 fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
-    let header = |name: &str| {
-        let values: Vec<&str> = request
-            .headers
-            .iter()
-            .filter(|(n, _)| n.eq_ignore_ascii_case(name))
-            .map(|(_, v)| v.as_str())
-            .collect();
-        (!values.is_empty()).then(|| values.join(","))
+    let header = |condition: &ValueMatch| {
+        let lines: Vec<&str> = match condition.name.as_str() {
+            METHOD => vec![request.method.as_str()],
+            name => {
+                let headers = request.headers.iter();
+                let same = headers.filter(|(n, _)| n.eq_ignore_ascii_case(name));
+                same.map(|(_, v)| v.as_str()).collect()
+            }
+        };
+        let joined = lines.join(",");
+        match &condition.value {
+            TextMatch::Not(unwanted) if **unwanted == TextMatch::Present => lines.is_empty(),
+            TextMatch::Not(unwanted) => {
+                let mut texts = lines.into_iter().chain([joined.as_str()]);
+                !texts.any(|text| text_holds(unwanted, text))
+            }
+            wanted => !lines.is_empty() && text_holds(wanted, &joined),
+        }
     };
-    let query = |name: &str| {
+    let query = |condition: &ValueMatch| {
+        let name = condition.name.as_str();
         let pairs = request
             .query
             .iter()
@@ -164,8 +177,9 @@ fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         pairs
             .filter(|(n, _)| *n == name)
-            .map(|(_, v)| v.to_owned())
+            .map(|(_, v)| v)
             .next()
+            .is_some_and(|text| text_holds(&condition.value, text))
     };
     path_holds(&want.path, &request.path)
         && want
