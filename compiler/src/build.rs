@@ -101,6 +101,7 @@ fn ingress(
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
             trusted_proxies: gateway.trusted_proxies,
+            proxied_ports: gateway.proxied_ports(),
             certificates: gateway.certificates.clone(),
             client_validations: gateway.client_validations(),
             id: ingress.ids.get(&gateway.service).copied(),

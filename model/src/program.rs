@@ -349,12 +349,16 @@ pub struct IngressGateway {
     pub key: ServiceKey,
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects: those that relay are
-    /// after the others, and those of ports on which a listener terminates TLS and relays are last.
+    /// after the others, those of ports on which a listener terminates TLS and relays after these,
+    /// and those of `proxied_ports` are last.
     pub listeners: Vec<IngressListener>,
-    /// Validation of clients' certificates. A port for HTTPS in none of them asks for none.
+    /// Validation of clients' certificates. A listener that has none asks for none.
     pub client_validations: Vec<ClientValidation>,
     /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
     pub trusted_proxies: u8,
+    /// Ports at which connections begin with a header of the PROXY protocol, which names the client.
+    /// Each has a listener.
+    pub proxied_ports: BTreeSet<u16>,
 }
 
 /// One listener of a Gateway as gateway replicas serve it.

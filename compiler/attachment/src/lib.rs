@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod allowed;
+mod annotations;
 mod bindings;
 mod certificates;
 mod faults;

@@ -13,19 +13,20 @@ use canal_model::ingress::{
     GatewayCertificates, Listener, ListenerFault, ListenerFaultReason, ListenerProtocol,
     gateway_service,
 };
-use canal_model::limits::{LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX};
+use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
 use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
-    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet, TRUSTED_PROXIES_ANNOTATION,
+    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
 };
 use canal_model::policy::secret::Secret;
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
-use canal_model::policy::{Metadata, ObjectKind, RejectedField};
+use canal_model::policy::{ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
+use crate::annotations::{GatewayAnnotations, ProxiedPorts};
 use crate::certificates::CertificateIndex;
 use crate::faults::{fault, fault_of, is_within};
 use crate::frontend_validation::{AuthorityIndex, FrontendValidation, GATEWAY_TLS, PortValidation};
@@ -116,6 +117,8 @@ pub struct GatewayListeners {
     pub addresses: Vec<IpAddr>,
     /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
     pub trusted_proxies: u8,
+    /// Ports at which connections begin with a header of the PROXY protocol.
+    pub(crate) proxied: ProxiedPorts,
     /// The Gateway's own listeners, then those of its ListenerSets; at most
     /// [`LISTENERS_PER_GATEWAY_MAX`].
     pub listeners: Vec<PlacedListener>,
@@ -151,6 +154,12 @@ pub struct PlacedListener {
 }
 
 impl GatewayListeners {
+    /// Returns the ports of listeners at which connections begin with a header of the PROXY protocol.
+    pub fn proxied_ports(&self) -> BTreeSet<u16> {
+        let ports = self.listeners.iter().map(|placed| placed.listener.port);
+        ports.filter(|port| self.proxied.has(*port)).collect()
+    }
+
     /// Returns the validations of clients: of Gateway API at the ports with open listeners for HTTPS,
     /// and of Istio's servers.
     pub fn client_validations(&self) -> Vec<ClientValidation> {
@@ -368,30 +377,6 @@ fn class_fault(
     }
 }
 
-/// Returns the number of proxies before a Gateway. An annotation that cannot be read closes the
-/// Gateway: with a wrong number, policies would compare the address of a proxy, or one that the
-/// client chose.
-pub(crate) fn trusted_proxies(
-    metadata: &Metadata,
-    object_fault: &mut Option<Arc<ListenerFault>>,
-    report: &mut DocumentReport<'_>,
-) -> u8 {
-    let Some(written) = metadata.annotations.get(TRUSTED_PROXIES_ANNOTATION) else {
-        return 0;
-    };
-    match written.parse() {
-        Ok(number) if number <= TRUSTED_PROXIES_MAX => number,
-        _ => {
-            let problem = format!("{:?} is no number of proxies", shorten(written));
-            let field = format!("metadata.annotations[{TRUSTED_PROXIES_ANNOTATION:?}]");
-            let fix = format!("write a number from \"0\" to \"{TRUSTED_PROXIES_MAX}\"");
-            report.error(Code::InvalidAnnotation, field, problem.clone(), &fix);
-            object_fault.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
-            0
-        }
-    }
-}
-
 /// Returns the namespaces whose ListenerSets may add listeners to a Gateway. A choice that cannot be
 /// read admits no set, because it may have been meant to exclude some.
 fn allowed_sets(
@@ -438,7 +423,7 @@ fn accept(
     };
     let mut object_fault = of_class;
     let addresses = requested_addresses(gateway, &mut object_fault, report);
-    let trusted_proxies = trusted_proxies(metadata, &mut object_fault, report);
+    let annotations = GatewayAnnotations::read(metadata, &mut object_fault, report);
     if let Some(parameters) = &spec.infrastructure.parameters_ref {
         let problem = no_parameters(&parameters.kind);
         let field = "spec.infrastructure.parametersRef";
@@ -477,7 +462,8 @@ fn accept(
     let (listeners, certificates) = gateway_so_far;
     let allowed_sets = allowed_sets(gateway, report);
     Some(GatewayListeners {
-        trusted_proxies,
+        trusted_proxies: annotations.trusted_proxies,
+        proxied: annotations.proxied,
         service,
         class: Some(class.clone()),
         addresses,

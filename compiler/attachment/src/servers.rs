@@ -21,11 +21,12 @@ use canal_model::policy::listeners::SecretReference;
 use canal_model::program::HostMatch;
 
 use crate::allowed::AllowedNamespaces;
+use crate::annotations::GatewayAnnotations;
 use crate::certificates::{CertificateIndex, ReferenceProblem, SecretTypes};
 use crate::faults::{fault, fault_of};
 use crate::listeners::{
     GatewayListeners, HBONE_PORT, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
-    TenantListeners, TenantQuota, trusted_proxies,
+    TenantListeners, TenantQuota,
 };
 use crate::{DocumentReport, Written, hostname, listeners, shorten};
 
@@ -77,7 +78,7 @@ fn accept(
     };
     let faults = &gateway.document.faults;
     let mut object_fault = fault_of_whole(faults).map(fault_of);
-    let trusted_proxies = trusted_proxies(metadata, &mut object_fault, report);
+    let annotations = GatewayAnnotations::read(metadata, &mut object_fault, report);
     // A Gateway that is closed as a whole has a diagnostic already.
     if spec.servers.is_empty() && object_fault.is_none() {
         let fix = "write at least one server";
@@ -107,7 +108,8 @@ fn accept(
     Some(GatewayListeners {
         service,
         class: None,
-        trusted_proxies,
+        trusted_proxies: annotations.trusted_proxies,
+        proxied: annotations.proxied,
         validation: Arc::default(),
         server_validations: validations,
         addresses: Vec::new(),

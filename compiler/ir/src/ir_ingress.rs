@@ -28,6 +28,8 @@ pub struct GatewayIr {
     pub addresses: Vec<IpAddr>,
     /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
     pub trusted_proxies: u8,
+    /// Ports at which connections begin with a header of the PROXY protocol.
+    pub proxied_ports: BTreeSet<u16>,
     pub listeners: Vec<ListenerIr>,
     /// The certificates that open listeners name.
     pub certificates: GatewayCertificates,
@@ -112,7 +114,13 @@ impl GatewayIr {
         // would serve them as HTTP, or pass through what is to be terminated. No port has two of
         // these kinds, so their order decides nothing.
         let terminating = terminating_ports(&listeners);
-        listeners.sort_by_key(|it| (it.relay.is_some(), terminating.contains(&it.port)));
+        let mut proxied_ports = self.proxied_ports;
+        proxied_ports.retain(|port| ports.contains_key(port));
+        listeners.sort_by_key(|it| {
+            let is_proxied = proxied_ports.contains(&it.port);
+            let is_terminating = terminating.contains(&it.port);
+            (is_proxied, it.relay.is_some(), is_terminating)
+        });
         let id = self.id.filter(|_| !listeners.is_empty())?;
         // A listener may have been closed after its certificates were found.
         let named: BTreeSet<&SecretKey> = listeners
@@ -134,6 +142,7 @@ impl GatewayIr {
             listeners,
             client_validations: self.client_validations,
             trusted_proxies: self.trusted_proxies,
+            proxied_ports,
         };
         Some((gateway, certificates, self.routes))
     }
@@ -160,6 +169,9 @@ impl fmt::Display for GatewayIr {
         match self.trusted_proxies {
             0 => writeln!(f)?,
             proxies => writeln!(f, " trusted proxies {proxies}")?,
+        }
+        if !self.proxied_ports.is_empty() {
+            writeln!(f, "  {}", text::proxied_ports(&self.proxied_ports))?;
         }
         for validation in &self.client_validations {
             writeln!(f, "  {}", text::client_validation(validation))?;

@@ -9,6 +9,8 @@
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
+//! - At a port of the PROXY protocol, a connection that does not begin with its header is reset before
+//!   anything else is read. The interpreter answers for one whose header is valid.
 //! - A listener with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
 //!   handshake fails without one that its authorities issued for clients, and in the mode
 //!   `AllowValidOrNone` with another one. The interpreter knows no certificates: it answers for

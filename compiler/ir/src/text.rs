@@ -1,6 +1,7 @@
 //! Formats resources as text for people and golden files: one or a few lines per resource. No
 //! program parses the text.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use canal_model::client_validation::ClientValidation;
@@ -116,10 +117,18 @@ pub fn client_validation(validation: &ClientValidation) -> String {
     )
 }
 
+pub(crate) fn proxied_ports(ports: &BTreeSet<u16>) -> String {
+    let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    format!("PROXY protocol at {}", list(&ports))
+}
+
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
     if gateway.trusted_proxies > 0 {
         text += &format!(" trusted proxies {}", gateway.trusted_proxies);
+    }
+    if !gateway.proxied_ports.is_empty() {
+        text += &format!("\n  {}", proxied_ports(&gateway.proxied_ports));
     }
     for validation in &gateway.client_validations {
         text += &format!("\n  {}", client_validation(validation));

@@ -110,13 +110,17 @@ pub(super) fn add(
                 list,
                 field: format!("spec.{}[{at}]", list.name),
             };
-            let attachments = reading.attachments(rule, ingress, report);
-            if attachments.is_empty() {
-                continue;
-            }
-            let Some(rule) = reading.route_rule(at, rule, &attachments, to, ingress, report) else {
+            let (attachments, broken) = reading.attachments(rule, ingress, report);
+            let Some(mut rule) = reading.route_rule(at, rule, &attachments, to, ingress, report)
+            else {
                 continue;
             };
+            if let Some(reason) = broken {
+                rule.action = RouteAction::Refuse {
+                    status: STATUS_BROKEN,
+                    reason,
+                };
+            }
             let object = rule.key.route();
             for attachment in attachments {
                 if !budget.add_attachment(&attachment.hosts) {
@@ -133,6 +137,9 @@ pub(super) fn add(
     true
 }
 
+/// The reason why a rule refuses the connections that it may have been meant for.
+type BrokenReason = Option<String>;
+
 /// Reads one rule for one Gateway.
 struct RuleReader<'r, 'd> {
     sourced: &'r Sourced<'d, VirtualService>,
@@ -142,36 +149,47 @@ struct RuleReader<'r, 'd> {
 }
 
 impl RuleReader<'_, '_> {
-    /// Returns the listeners on which a match of the rule holds, each with its hosts.
+    /// Returns the listeners on which a match of the rule holds, each with its hosts. A match that is
+    /// not valid may have been meant for any host of the object, and breaks the rule there: a wider
+    /// rule must not take its connections.
     fn attachments(
         &self,
         rule: &ConnectionRule,
         ingress: &mut Ingress,
         report: &mut DiagnosticCollector,
-    ) -> Vec<Attachment> {
+    ) -> (Vec<Attachment>, BrokenReason) {
+        let mut broken = None;
         let implied = [ConnectionMatch::default()];
         let matches = match rule.matches.as_slice() {
             [] if self.list.bound == BoundRules::Tcp => implied.as_slice(),
             written => written,
         };
         let document = self.sourced.document;
-        if matches.is_empty() || matches.len() > MATCHES_PER_RULE_MAX {
+        let is_counted = matches.is_empty() || matches.len() > MATCHES_PER_RULE_MAX;
+        let matches = if is_counted {
             let problem = format!(
                 "the rule has {} matches, and not 1 to {MATCHES_PER_RULE_MAX}",
                 matches.len()
             );
             let fix = "write matches with sniHosts";
             let field = format!("{}.match", self.field);
+            broken = Some(format!("{field}: {problem}"));
             report.error(Code::MissingField, document, field, problem, fix);
-            return Vec::new();
-        }
+            implied.as_slice()
+        } else {
+            matches
+        };
         let mut found: Vec<Attachment> = Vec::new();
         for (at, condition) in matches.iter().enumerate() {
             let field = format!("{}.match[{at}]", self.field);
-            if !self.is_meant(condition, &field, report) {
+            if !self.is_meant(condition, &field, &mut broken, report) {
                 continue;
             }
-            let hosts = self.hosts(condition, &field, report);
+            let hosts = match broken {
+                // The rule has no valid list of matches.
+                Some(_) if is_counted => self.gateway.hosts.to_vec(),
+                _ => self.hosts(condition, &field, &mut broken, report),
+            };
             let from = &self.sourced.object.metadata.namespace;
             let bound = ingress.listeners.bind(
                 self.gateway.key,
@@ -205,14 +223,15 @@ impl RuleReader<'_, '_> {
                 }
             }
         }
-        found
+        (found, broken)
     }
 
-    /// Returns whether a match holds at the Gateway.
+    /// Returns whether a match holds at the Gateway, or may have been meant to.
     fn is_meant(
         &self,
         condition: &ConnectionMatch,
         field: &str,
+        broken: &mut BrokenReason,
         report: &mut DiagnosticCollector,
     ) -> bool {
         let own = &self.sourced.object.metadata.namespace;
@@ -221,6 +240,7 @@ impl RuleReader<'_, '_> {
             Err((at, problem)) => {
                 let field = format!("{field}.gateways[{at}]");
                 let fix = "write the name of a Gateway, or namespace/name";
+                broken.get_or_insert(format!("{field}: {problem}"));
                 report.error(
                     Code::InvalidValue,
                     self.sourced.document,
@@ -228,16 +248,18 @@ impl RuleReader<'_, '_> {
                     problem,
                     fix,
                 );
-                false
+                true
             }
         }
     }
 
-    /// Returns the hosts of a match: its server names, or those of the object.
+    /// Returns the hosts of a match: its server names, or those of the object, also if its names are
+    /// not valid.
     fn hosts(
         &self,
         condition: &ConnectionMatch,
         field: &str,
+        broken: &mut BrokenReason,
         report: &mut DiagnosticCollector,
     ) -> Vec<Option<HostMatch>> {
         let document = self.sourced.document;
@@ -246,17 +268,19 @@ impl RuleReader<'_, '_> {
             if !condition.sni_hosts.is_empty() {
                 let problem = "only rules of tls match server names";
                 let fix = "write the rule in tls, or remove the field";
+                broken.get_or_insert(format!("{field}: {problem}"));
                 report.error(Code::ConflictingFields, document, field, problem, fix);
-                return Vec::new();
             }
             return self.gateway.hosts.to_vec();
         }
         if condition.sni_hosts.is_empty() || condition.sni_hosts.len() > HOSTS_PER_ROUTE_MAX {
             let problem = format!("a match has 1 to {HOSTS_PER_ROUTE_MAX} server names");
             let fix = "write the names, such as www.example.com";
+            broken.get_or_insert(format!("{field}: {problem}"));
             report.error(Code::MissingField, document, field, problem, fix);
-            return Vec::new();
+            return self.gateway.hosts.to_vec();
         }
+        let mut is_broken = false;
         let mut hosts = BTreeSet::new();
         for (at, name) in condition.sni_hosts.iter().enumerate() {
             let host = match name.as_str() {
@@ -268,9 +292,14 @@ impl RuleReader<'_, '_> {
                 Err(problem) => {
                     let field = format!("{field}[{at}]");
                     let fix = "write a name such as www.example.com or *.example.com";
+                    is_broken = true;
+                    broken.get_or_insert(format!("{field}: {problem}"));
                     report.error(Code::InvalidHostname, document, field, problem, fix);
                 }
             }
+        }
+        if is_broken {
+            hosts.extend(self.gateway.hosts.iter().cloned());
         }
         hosts.into_iter().collect()
     }

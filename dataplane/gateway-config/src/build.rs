@@ -663,6 +663,7 @@ impl SnapshotBuilder {
             .and_then(|policies| policies.guard_of_service(key));
         let dialled = FilterChain::of_policies(guard.as_deref());
         let routes = self.routes_of(key, old.as_deref(), dialled);
+        let gateway = self.state(key).gateway.clone();
         let ports = service.ports.iter().map(|p| PortView {
             port: p.port,
             protocol: p.protocol,
@@ -670,10 +671,12 @@ impl SnapshotBuilder {
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
             termination: self.port_termination(key, p, &names.hostname),
+            is_proxied: gateway
+                .as_ref()
+                .is_some_and(|it| it.proxied_ports.contains(&p.port)),
         });
         let ports = ports.collect();
         let throttle = self.throttle_of(key);
-        let gateway = self.state(key).gateway.clone();
         let view = Arc::new(ServiceView {
             names,
             vips: service.vips,

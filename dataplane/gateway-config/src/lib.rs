@@ -265,6 +265,8 @@ pub struct PortView {
     pub routed_by_path: bool,
     /// Termination of TLS from clients without a node proxy, if configured.
     pub termination: Option<Arc<PortTermination>>,
+    /// True if connections begin with a header of the PROXY protocol.
+    pub is_proxied: bool,
 }
 
 /// One workload, for example a pod.

@@ -5,6 +5,7 @@
 //! [`accept_tier_plaintext`] for plaintext.
 
 mod passthrough;
+mod proxied;
 mod sniff;
 mod terminate;
 
@@ -14,7 +15,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use canal_gateway_config::{Snapshot, TenantView, WorkloadLabels};
+use canal_gateway_config::{PortTermination, Snapshot, TenantView, WorkloadLabels};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::Io;
@@ -42,6 +43,7 @@ use crate::relay;
 use crate::session::{ClientInfo, ClientPrincipal, ClientSession, SessionAdmission};
 use crate::soft_drain::NO_DEADLINE;
 use crate::worker::Worker;
+use proxied::proxied_client;
 use terminate::ClientTransport;
 
 /// Port at which the tier's own services serve DNS.
@@ -203,22 +205,54 @@ fn labels_without_identity(
     }
 }
 
+/// Returns how TLS terminates at a destination, its protocol, and whether connections begin with a
+/// header of the PROXY protocol. Only a port of a service has such settings; without a termination, the
+/// protocol is not used here.
+fn port_settings(
+    tenant: &TenantView,
+    destination: &Destination,
+) -> (Option<Arc<PortTermination>>, AppProtocol, bool) {
+    let port = match destination {
+        Destination::Service(key, port) => tenant.service(key).and_then(|it| it.port(*port)),
+        _ => None,
+    };
+    port.map_or((None, AppProtocol::Http1, false), |port| {
+        (port.termination.clone(), port.protocol, port.is_proxied)
+    })
+}
+
+/// Returns the client of a connection from `peer`: the one in its header, if it has to begin with one
+/// of the PROXY protocol. `None` if the connection is refused.
+async fn client_of(
+    worker: &Worker,
+    stream: &mut TcpStream,
+    peer: SocketAddr,
+    is_proxied: bool,
+) -> Option<SocketAddr> {
+    if !is_proxied {
+        return Some(peer);
+    }
+    let read = Box::pin(proxied_client(worker, stream, peer)).await;
+    read.inspect_err(|why| {
+        sys::reset_on_close(stream);
+        worker.counts.refused_connection(why);
+    })
+    .ok()
+}
+
 async fn establish_plaintext(
     worker: &Rc<Worker>,
-    stream: TcpStream,
+    mut stream: TcpStream,
     client: SocketAddr,
     (tenant, destination): (&Arc<TenantView>, Destination),
     permit: &Rc<ConnectionPermit>,
 ) {
-    // Only a port of a service can terminate TLS; without that, the protocol is not used here.
-    let (termination, protocol) = match &destination {
-        Destination::Service(key, port) => {
-            let port = tenant.service(key).and_then(|service| service.port(*port));
-            port.map_or((None, AppProtocol::Http1), |port| {
-                (port.termination.clone(), port.protocol)
-            })
-        }
-        _ => (None, AppProtocol::Http1),
+    let (termination, protocol, is_proxied) = port_settings(tenant, &destination);
+    // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
+    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    let balancer = is_proxied.then_some(client.ip());
+    let Some(client) = client_of(worker, &mut stream, client, is_proxied).await else {
+        return;
     };
     let entered = match &termination {
         None => ClientTransport::plain(stream),
@@ -240,12 +274,11 @@ async fn establish_plaintext(
         inbox,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
-    // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
-    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => ClientInfo {
             party: labels_without_identity(tenant, client.ip(), &destination),
             address: client,
+            balancer,
             secured: false,
             tls,
             principal: ClientPrincipal {
@@ -267,6 +300,7 @@ async fn establish_plaintext(
             ClientInfo {
                 party,
                 address: client,
+                balancer,
                 secured: true,
                 tls,
                 principal,
@@ -593,6 +627,7 @@ fn caller(
         ClientInfo {
             party,
             address,
+            balancer: None,
             secured: true,
             tls: false,
             principal,

@@ -191,6 +191,7 @@ pub(crate) fn is_relayed(worker: &Worker, session: &ClientSession) -> bool {
         Some(PortTermination::Relay(listeners)) => listeners.passes_through(name),
         _ => !session.tls && port.protocol == AppProtocol::Tcp,
     };
+    let is_accepted = is_accepted && port.is_proxied == session.balancer.is_some();
     let routes = service.routes.as_ref().filter(|_| is_accepted);
     routes.is_some_and(|routes| {
         let (outcome, _) = routes.decide(port.port, &connection, worker.random());
@@ -220,6 +221,10 @@ fn is_of_earlier_listener(session: &ClientSession, resolved: &ResolvedDestinatio
         return false;
     };
     let port = &service.ports[*port];
+    // Its client is not known, or it is one that did not have to be named.
+    if port.is_proxied != session.balancer.is_some() {
+        return true;
+    }
     match port.termination.as_deref() {
         Some(PortTermination::Gateway(listeners)) => {
             let name = session.principal.server_name.as_deref();

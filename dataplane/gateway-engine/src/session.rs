@@ -4,7 +4,7 @@
 //! `establish` creates it. No bytes are moved here. Start with [`ClientSession::resolve`].
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -34,8 +34,11 @@ pub(crate) struct ClientSession {
     pub(crate) source: Rc<SourceWorkload>,
     /// Pod of the source, for logs.
     pub(crate) pod: String,
-    /// Client address that the authenticated previous hop reported, otherwise the peer address.
+    /// Client address that the authenticated previous hop, or the load balancer of a Gateway,
+    /// reported, otherwise the peer address.
     pub(crate) client: SocketAddr,
+    /// Address of the load balancer, if the connection began with a header of the PROXY protocol.
+    pub(crate) balancer: Option<IpAddr>,
     /// The address of [`ClientSession::client`] as text, for `x-forwarded-for`.
     pub(crate) client_ip: String,
     /// True if the source proved its identity.
@@ -70,8 +73,11 @@ pub(crate) enum SessionAdmission {
 /// Description of a client, from which its session is created.
 pub(crate) struct ClientInfo {
     pub(crate) party: WorkloadLabels,
-    /// Client address that the authenticated previous hop reported, otherwise the peer address.
+    /// Client address that the authenticated previous hop, or the load balancer of a Gateway,
+    /// reported, otherwise the peer address.
     pub(crate) address: SocketAddr,
+    /// Address of that load balancer.
+    pub(crate) balancer: Option<IpAddr>,
     /// True if the client proved its identity.
     pub(crate) secured: bool,
     /// True if the client uses TLS with the gateway itself.
@@ -121,6 +127,7 @@ impl ClientSession {
             source: worker.sources.of(&party),
             pod,
             client: caller.address,
+            balancer: caller.balancer,
             client_ip: caller.address.ip().to_string(),
             secured: caller.secured,
             tls: caller.tls,

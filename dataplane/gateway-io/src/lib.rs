@@ -10,4 +10,5 @@ pub mod body;
 pub mod buffer;
 pub mod clock;
 pub mod io;
+pub mod proxy_header;
 pub mod scheduler;

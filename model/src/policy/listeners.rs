@@ -15,6 +15,10 @@ use crate::program::Labels;
 /// `x-forwarded-for`, such as load balancers of HTTP. Istio calls it `numTrustedProxies`.
 pub const TRUSTED_PROXIES_ANNOTATION: &str = "canal.mesh/trusted-proxies";
 
+/// Annotation of a Gateway: the ports at which connections begin with a header of the PROXY protocol,
+/// because a load balancer is before them; `*` means all ports.
+pub const PROXY_PROTOCOL_ANNOTATION: &str = "canal.mesh/proxy-protocol";
+
 /// An object of kind GatewayClass (`gateway.networking.k8s.io/v1`). It has no namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct GatewayClass {

@@ -15,13 +15,13 @@ use super::kubernetes::{
     AZ_ANNOTATION, DIRECT_ANNOTATION, POLICY_PATHS_ANNOTATION, TUNNEL_ANNOTATION,
     UPSTREAM_POOL_ANNOTATION, VTEP_MAC_ANNOTATION,
 };
-use super::listeners::TRUSTED_PROXIES_ANNOTATION;
+use super::listeners::{PROXY_PROTOCOL_ANNOTATION, TRUSTED_PROXIES_ANNOTATION};
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
 
 /// The annotations that some part of Canal reads. `control/sources` removes other annotations whose
 /// lines contain nothing else.
-pub const READ_ANNOTATIONS: [&str; 9] = [
+pub const READ_ANNOTATIONS: [&str; 10] = [
     AZ_ANNOTATION,
     TUNNEL_ANNOTATION,
     VTEP_MAC_ANNOTATION,
@@ -31,6 +31,7 @@ pub const READ_ANNOTATIONS: [&str; 9] = [
     POLICY_PATHS_ANNOTATION,
     DIRECT_ANNOTATION,
     TRUSTED_PROXIES_ANNOTATION,
+    PROXY_PROTOCOL_ANNOTATION,
 ];
 
 /// The content of `metadata:` in an object.

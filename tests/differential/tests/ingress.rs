@@ -310,6 +310,8 @@ struct RequestCounts {
     secured: usize,
     /// Handshakes with listeners that validate clients.
     validated: usize,
+    /// Arrivals at ports of the PROXY protocol.
+    proxied: usize,
 }
 
 /// Compares a replica with the oracle for many requests to the first Gateway of a tenant.
@@ -324,6 +326,14 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
         .into_iter()
         .flat_map(|port| transports().map(move |transport| (port, transport)));
     for (port, transport) in arrivals {
+        let tenant = snapshot.tenant("alpha").unwrap();
+        let view = tenant.service(&gateway.service);
+        let is_proxied = view
+            .and_then(|view| view.port(port))
+            .map(|it| it.is_proxied);
+        let expected = is_proxied.map(|_| gateway.proxied_ports.contains(&port));
+        assert_eq!(is_proxied, expected, "seed {seed}: {port}\n{text}\n{ir}");
+        counts.proxied += usize::from(is_proxied == Some(true));
         if let ArrivalTransport::Tls(name) = transport {
             let expected = validation_of(gateway, port, name).map(|it| it.mode);
             let got = validation_served(&snapshot, &gateway.service, port, name);
@@ -379,10 +389,12 @@ fn listeners_route_as_the_oracle_says() {
 
 /// Returns the objects of a tenant: a Gateway of Istio with some servers, and VirtualServices.
 pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
-    let mut text = PARENTS.to_owned()
-        + certificate
-        + "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
-           spec:\n  selector: {istio: ingressgateway}\n  servers:\n";
+    let proxied = draw.of(&["", ", annotations: {canal.mesh/proxy-protocol: \"443\"}"]);
+    let mut text = format!(
+        "{PARENTS}{certificate}apiVersion: networking.istio.io/v1\nkind: Gateway\n\
+         metadata: {{name: public, namespace: shop{proxied}}}\n\
+         spec:\n  selector: {{istio: ingressgateway}}\n  servers:\n"
+    );
     for n in 0..1 + draw.below(4) {
         let port = draw.of(&PORTS[..2]);
         let hosts: Vec<String> = (0..1 + draw.below(2))
@@ -460,6 +472,7 @@ fn gateways_of_istio_route_as_the_oracle_says() {
             && counts.routed["VirtualService"] * 40 > compared
             && counts.routed["Gateway.networking.istio.io"] > 100
             && counts.validated > 50
+            && counts.proxied > 100
             && counts.secured * 10 > compared,
         "{counts:?}"
     );

@@ -37,10 +37,13 @@ impl From<&IngressGateway> for w::IngressGateway {
                 .map(|secrets| tls(secrets, is_validated(validations, it.port, &it.name))),
         };
         let terminating = gateway.terminating_ports();
+        let is_proxied = |it: &&IngressListener| gateway.proxied_ports.contains(&it.port);
+        let proxied = gateway.listeners.iter().filter(is_proxied);
         let of_kind = |is_relaying: bool, is_terminating: bool| {
             let listeners = gateway.listeners.iter();
             let of_kind = listeners.filter(|it| {
-                it.relay.is_some() == is_relaying
+                !is_proxied(it)
+                    && it.relay.is_some() == is_relaying
                     && (is_relaying && terminating.contains(&it.port)) == is_terminating
             });
             of_kind.map(listener).collect()
@@ -51,6 +54,7 @@ impl From<&IngressGateway> for w::IngressGateway {
             listeners: of_kind(false, false),
             relaying_listeners: of_kind(true, false),
             terminating_listeners: of_kind(true, true),
+            proxied_listeners: proxied.map(listener).collect(),
             client_validations: gateway.client_validations.iter().map(validation).collect(),
             trusted_proxies: gateway.trusted_proxies.into(),
         }
@@ -134,24 +138,28 @@ pub(super) fn decode(
     let at = DecodeContext(name);
     let relaying = gateway.relaying_listeners;
     let terminating = gateway.terminating_listeners;
+    let proxied = gateway.proxied_listeners;
+    let tcp = Some(w::RelayProtocol::Tcp.into());
     // Each kind of listener has a list of its own: a gateway that does not know a list serves none
     // of its ports.
     let is_misplaced = gateway.listeners.iter().any(|it| it.relay.is_some())
         || relaying
             .iter()
             .any(|it| it.relay.is_none() || it.tls.is_some())
-        || terminating.iter().any(|it| {
-            let is_terminated = it.relay == Some(w::RelayProtocol::TerminatedTls.into());
-            let is_passed = it.relay == Some(w::RelayProtocol::TlsPassthrough.into());
-            // Without its certificates, a listener would pass through what is to be terminated.
-            !(is_terminated && it.tls.is_some() || is_passed && it.tls.is_none())
-        });
+        || terminating
+            .iter()
+            .any(|it| it.relay == tcp || !is_relay_whole(it))
+        || proxied
+            .iter()
+            .any(|it| it.relay.is_some() && !is_relay_whole(it));
     if is_misplaced {
         return at.err("listeners.relay", "is on a listener of another kind");
     }
     let mut listeners = gateway.listeners;
     listeners.extend(relaying);
     listeners.extend(terminating);
+    let proxied_ports = proxied_ports(&at, &listeners, &proxied)?;
+    listeners.extend(proxied);
     let count = listeners.len();
     if count > LISTENERS_PER_GATEWAY_MAX {
         return at.err(
@@ -197,11 +205,41 @@ pub(super) fn decode(
     };
     Ok(IngressGateway {
         trusted_proxies,
+        proxied_ports,
         id: ServiceId::new(gateway.id).or_else(|e| at.err("id", e))?,
         listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
         client_validations,
         key,
     })
+}
+
+/// Returns whether a listener that relays has certificates if it terminates TLS, and only then. Without
+/// them, it would pass through what is to be terminated.
+fn is_relay_whole(listener: &w::IngressListener) -> bool {
+    let is_terminated = listener.relay == Some(w::RelayProtocol::TerminatedTls.into());
+    listener.relay.is_some() && is_terminated == listener.tls.is_some()
+}
+
+/// Returns the ports of the listeners whose connections begin with a header of the PROXY protocol. The
+/// others have other ports.
+fn proxied_ports(
+    at: &DecodeContext<'_>,
+    others: &[w::IngressListener],
+    proxied: &[w::IngressListener],
+) -> Result<BTreeSet<u16>, ResourceDecodeError> {
+    let ports = proxied.iter().map(|it| at.port("listeners.port", it.port));
+    let ports = ports.collect::<Result<BTreeSet<u16>, _>>()?;
+    // A header would be optional there, so that clients could write it themselves.
+    match others
+        .iter()
+        .find(|it| u16::try_from(it.port).is_ok_and(|port| ports.contains(&port)))
+    {
+        Some(it) => at.err(
+            "listeners.port",
+            format!("{} has listeners with and without a PROXY header", it.port),
+        ),
+        None => Ok(ports),
+    }
 }
 
 /// Checks that the listeners of each port are of one protocol. Those for TLS that relay may terminate
@@ -394,6 +432,11 @@ pub(super) fn sample() -> IngressGateway {
         certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
         ..listener(name, None, Vec::new())
     };
+    let plain = |port, name, relay| IngressListener {
+        port,
+        relay,
+        ..listener(name, None, Vec::new())
+    };
     let passed = |port, name: &str, host| IngressListener {
         port,
         relay: Some(RelayProtocol::TlsPassthrough),
@@ -410,6 +453,7 @@ pub(super) fn sample() -> IngressGateway {
         key: "alpha/infra/web.gateway".parse().unwrap(),
         id: ServiceId::new(9).unwrap(),
         trusted_proxies: 2,
+        proxied_ports: [8080, 6445].into(),
         listeners: vec![
             listener("http", None, vec![suffix, any]),
             listener("closed", exact, Vec::new()),
@@ -421,16 +465,14 @@ pub(super) fn sample() -> IngressGateway {
                 ..https(7443, "of-none")
             },
             passed(6443, "tls", None),
-            IngressListener {
-                port: 5432,
-                relay: Some(RelayProtocol::Tcp),
-                ..listener("tcp", None, Vec::new())
-            },
+            plain(5432, "tcp", Some(RelayProtocol::Tcp)),
             IngressListener {
                 relay: Some(RelayProtocol::TerminatedTls),
                 ..https(6444, "terminated")
             },
             passed(6444, "passed", Some(HostMatch::Suffix(".test".into()))),
+            plain(8080, "proxied", None),
+            passed(6445, "proxied-tls", None),
         ],
         client_validations: vec![
             ClientValidation {
@@ -555,6 +597,12 @@ mod tests {
                         pem.repeat(CLIENT_CA_CERTIFICATES_MAX + 1);
                 },
                 "client_validations.authorities",
+            ),
+            (&|it| it.proxied_listeners[0].port = 80, "PROXY header"),
+            (&|it| it.proxied_listeners[1].port = 8080, "some that relay"),
+            (
+                &|it| it.proxied_listeners[1].relay = Some(w::RelayProtocol::TerminatedTls.into()),
+                "of another kind",
             ),
             // Without its validation, or with one that was not meant for it, a listener is refused.
             (&|it| it.client_validations.clear(), "do not agree"),

@@ -653,6 +653,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
     };
     Arc::new(Resource::Ingress(IngressGateway {
         trusted_proxies: 0,
+        proxied_ports: BTreeSet::new(),
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
         client_validations: Vec::new(),

@@ -47,6 +47,9 @@ impl<R: RoutableRequest> RequestAttributes for R {
 pub(crate) struct GatewayAttributes<'a> {
     principal: &'a ClientPrincipal,
     client: IpAddr,
+    /// Address of the peer that sent the packets: a load balancer's, if the connection began with a
+    /// header of the PROXY protocol, else the client's.
+    peer: IpAddr,
     /// Address of the endpoint; `None` for a request that reaches none.
     to: Option<SocketAddr>,
     /// `None` if there is no request, or if its head is no longer available.
@@ -83,6 +86,7 @@ impl<'a> GatewayAttributes<'a> {
         Self {
             principal: &session.principal,
             client,
+            peer: session.balancer.unwrap_or(client),
             to: None,
             subject: None,
             foreign: session.principal.foreign,
@@ -228,7 +232,7 @@ impl Attributes for GatewayAttributes<'_> {
                 return AttributeVisibility::Unknown;
             }
             Attribute::SourceAddress => {
-                return always_known(each(AttributeValue::Address(self.client)));
+                return always_known(each(AttributeValue::Address(self.peer)));
             }
             // A client's own `x-forwarded-for` is trusted only as far as proxies appended to it.
             Attribute::RemoteAddress => {

@@ -27,6 +27,7 @@ mod mirrors;
 mod observability;
 mod paths;
 mod policies;
+mod proxied_listeners;
 mod relay_listeners;
 mod retries;
 mod route_authorizers;

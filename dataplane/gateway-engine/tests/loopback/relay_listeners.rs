@@ -1,6 +1,7 @@
 //! Listeners of Gateways that relay connections: TLS is passed through to the backend that its
 //! server name selects, and TCP to that of its port. No byte is changed.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +120,7 @@ impl RelayFixture {
                 ],
                 client_validations: Vec::new(),
                 trusted_proxies: 0,
+                proxied_ports: BTreeSet::new(),
             }),
             route(GATEWAY, "web", 0, prefix("/"), split("web")),
             route(GATEWAY, "api", 0, prefix("/"), split("api")),
@@ -230,6 +232,7 @@ async fn relays_end_with_their_listener_or_route() {
             listeners,
             client_validations: Vec::new(),
             trusted_proxies: 0,
+            proxied_ports: BTreeSet::new(),
         })
     };
     let exact = Some(HostMatch::Exact("www.example.com".to_owned()));

@@ -1,6 +1,7 @@
 //! Listeners of Gateways that terminate TLS and relay the plaintext, with real handshakes: alone on
 //! their port, and beside one that passes TLS through.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -122,6 +123,7 @@ impl TerminatedFixture {
                 ],
                 client_validations,
                 trusted_proxies: 0,
+                proxied_ports: BTreeSet::new(),
             }),
             www.resource.clone(),
             route(GATEWAY, "web", 0, prefix("/"), split("web")),

@@ -5,6 +5,7 @@
 //! each of two tenants. The two tenants' pods have the same addresses. There is no redirector: the
 //! replica has the services' addresses itself.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -347,6 +348,7 @@ fn gateway() -> Vec<Resource> {
     vec![
         Resource::Ingress(IngressGateway {
             trusted_proxies: 0,
+            proxied_ports: BTreeSet::new(),
             key: key(TENANT, "public.gateway"),
             id: ServiceId::new(GATEWAY).unwrap(),
             client_validations: Vec::new(),
