@@ -380,12 +380,9 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
                         .retain(|attribute, _| seen_by_nodes.contains(attribute));
                     // In facts that are not complete, what has no value is unknown to gateways too.
                     if all.is_complete {
-                        // An attribute that a node observes and that has no value is absent, not
-                        // unknown.
-                        for attribute in seen_by_nodes
-                            .iter()
-                            .filter(|attribute| !all.unseen.contains(*attribute))
-                        {
+                        // What a node observes and has no value is absent, not unknown.
+                        let observed = seen_by_nodes.iter();
+                        for attribute in observed.filter(|it| !all.unseen.contains(*it)) {
                             at_node.values.entry(attribute.clone()).or_default();
                         }
                     }

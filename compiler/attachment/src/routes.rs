@@ -177,11 +177,11 @@ impl TenantListeners {
             }
         }
         if allowing.is_empty() {
-            let (kind, namespace) = (found.kind, route.namespace);
+            let (kind, from) = (found.kind, route.namespace);
             return Err(AttachStop::Parent(Unattached {
                 code: Code::RouteNotAllowed,
                 field: "",
-                problem: format!("no listener of {object} allows {kind}s of namespace {namespace}"),
+                problem: format!("no listener of {object} allows {kind}s of namespace {from}"),
                 fix: "allow them in the listener's allowedRoutes",
             }));
         }
@@ -190,10 +190,10 @@ impl TenantListeners {
         found.count_on_closed(gateway, &allowing)?;
         if !allowing.iter().any(|(_, listener)| is_open(listener)) {
             // All of them are closed, so there is always a fault to name.
-            let problem = allowing
-                .iter()
-                .find_map(|(_, listener)| listener.listener.closed.as_ref())
-                .map_or("", |fault| fault.problem.as_str());
+            let mut faults = allowing.iter().map(|(_, it)| it.listener.closed.as_ref());
+            let problem = faults
+                .find_map(|it| it)
+                .map_or("", |it| it.problem.as_str());
             return Err(AttachStop::Parent(Unattached {
                 code: Code::ListenerClosed,
                 field: "",
@@ -212,11 +212,9 @@ impl TenantListeners {
             }
         }
         if let Some(name) = of_other_kind {
-            let other = match found.kind {
-                ObjectKind::GrpcRoute => ObjectKind::HttpRoute,
-                // Only HTTPRoutes and GRPCRoutes take hosts from each other.
-                _ => ObjectKind::GrpcRoute,
-            };
+            // Only HTTPRoutes and GRPCRoutes take hosts from each other.
+            let is_grpc = found.kind == ObjectKind::GrpcRoute;
+            let other = [ObjectKind::GrpcRoute, ObjectKind::HttpRoute][usize::from(is_grpc)];
             return Err(AttachStop::Parent(Unattached {
                 code: Code::HostnameTaken,
                 field: "",

@@ -272,9 +272,8 @@ impl<'a> Arrival<'a> {
         let validation = validation_of(self.gateway, port, self.arrival.server_name.as_deref())?;
         let is_required = validation.mode == ClientValidationMode::AllowValidOnly;
         (is_terminated && is_required && !self.arrival.has_certificate).then(|| {
-            format!(
-                "the handshake fails: the listener accepts only clients with a certificate of its authorities"
-            )
+            "the handshake fails: the listener accepts only clients with a certificate of its authorities"
+                .to_owned()
         })
     }
 

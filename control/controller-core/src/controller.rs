@@ -124,13 +124,8 @@ impl Controller {
             basis: basis_now,
             trust: parts.trust.clone(),
         };
-        let (writer, stored_sets) = start_writer(
-            &preparer,
-            publisher,
-            first,
-            queues,
-            config.limits.compile_workers,
-        )?;
+        let workers = config.limits.compile_workers;
+        let (writer, stored_sets) = start_writer(&preparer, publisher, first, queues, workers)?;
         let reconciler = first_plan(&parts, tiers).await;
 
         let (updates, key_sets) = mpsc::channel(KEY_SETS_WAITING_MAX);

@@ -337,8 +337,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     );
     // The subscriber writes its state file before the drain ends its task.
     subscriber.stop().await;
-    // This ends the prober. Its thread is joined where waiting blocks no task, and a panic of it has
-    // no effect any more.
+    // This ends the prober. Its thread is joined where waiting blocks no task; a panic is ignored.
     process.force();
     let _ = tokio::task::spawn_blocking(move || prober.join()).await;
     Ok(clean)

@@ -331,8 +331,8 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
         let is_proxied = view
             .and_then(|view| view.port(port))
             .map(|it| it.is_proxied);
-        let expected = is_proxied.map(|_| gateway.proxied_ports.contains(&port));
-        assert_eq!(is_proxied, expected, "seed {seed}: {port}\n{text}\n{ir}");
+        let is_asked = is_proxied.map(|_| gateway.proxied_ports.contains(&port));
+        assert_eq!(is_proxied, is_asked, "seed {seed}: {port}\n{text}\n{ir}");
         counts.proxied += usize::from(is_proxied == Some(true));
         if let ArrivalTransport::Tls(name) = transport {
             let expected = validation_of(gateway, port, name).map(|it| it.mode);

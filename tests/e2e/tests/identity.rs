@@ -141,8 +141,7 @@ fn a_root_is_replaced_under_load() {
         deadline_ms(ANSWERED_WITHIN),
         "http://10.101.0.10/blob?size=100",
     );
-    // In the gate clients follow one another until the root is replaced; in the timing tier one
-    // lasts as long as that takes.
+    // In the gate clients follow one another; in the timing tier one lasts until the root is new.
     let seconds = if is_timed() { "45" } else { "10" };
     let load = |more: &[&'static str]| {
         [

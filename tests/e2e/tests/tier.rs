@@ -289,9 +289,8 @@ fn planned_changes_break_no_session() {
         (false, false) => (0, 4),
     };
     let begun = Instant::now();
-    // Opening uses a fifth of the machine, and the exchanges use less: the test is about the
-    // fleet's changes, not about capacity. A session that opened later could be at an added
-    // replica, and would end with it.
+    // Opening uses a fifth of the machine, so capacity decides nothing. A session that opened later
+    // could be at an added replica, and would end with it.
     let long_lived = start_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
@@ -307,8 +306,7 @@ fn planned_changes_break_no_session() {
         {
             // Each call makes four changes.
             let guest = change_fleet(events / 4);
-            // The replica's process drains first, which takes seconds; the next replica need not
-            // wait for it.
+            // The replica's process drains first, for seconds, in which the next one may come.
             removals.spawn(move || {
                 mesh.world
                     .remove_gateway(&guest)
@@ -353,8 +351,7 @@ fn planned_changes_break_no_session() {
         ("fresh", &fresh),
         ("meshed", &meshed),
     ] {
-        // The gate's timeouts are long, so a loss is a fault there. The timing tier judges losses
-        // over several tries, by the figure below.
+        // The gate's timeouts are long, so a loss is a fault. The figure below is the timing tier's.
         let is_ok = report["ok"] == true;
         assert!(
             is_timed() || is_ok,
