@@ -429,7 +429,7 @@ async fn a_mirror_of_one_backend_gets_copies_of_its_requests_only() {
         "one mirror is of the backend"
     );
     let received = mirror.received.lock().unwrap();
-    assert!(received[0].0.contains("-shadow"), "{}", received[0].0);
+    assert!(received[0].0.contains("host: web\r\n"), "{}", received[0].0);
 }
 
 /// Starts a mirror that grants no window for bodies and answers with interim responses forever.
