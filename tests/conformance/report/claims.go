@@ -44,7 +44,7 @@ var known = []feature{
 	{features.SupportHTTPRouteBackendRequestHeaderModification, "change the headers of requests for one backend", ""},
 	{features.SupportHTTPRouteHostRewrite, "rewrite the host", ""},
 	{features.SupportHTTPRoutePathRewrite, "rewrite the path", ""},
-	{features.SupportHTTPRouteBackendURLRewrite, "rewrite host and path for one backend", "filters of type URLRewrite are not applied to one backend yet"},
+	{features.SupportHTTPRouteBackendURLRewrite, "rewrite host and path for one backend", ""},
 	{features.SupportHTTPRoutePortRedirect, "redirect to another port", ""},
 	{features.SupportHTTPRouteSchemeRedirect, "redirect to another scheme", ""},
 	{features.SupportHTTPRoutePathRedirect, "redirect to another path", ""},
