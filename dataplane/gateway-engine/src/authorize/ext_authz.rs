@@ -89,22 +89,26 @@ impl ExtAuthzMutations {
         // Appended values join the client's own lines, unless an earlier mutation replaced those.
         for (name, value) in &self.append {
             let name = name.to_ascii_lowercase();
-            let mut line = changes.value(&name).map(<[u8]>::to_vec).unwrap_or_default();
+            let mut line = changes.value(&name).map(<[u8]>::to_vec);
             if !changes.sets_or_removes(&name) {
                 request.header(&name, &mut |sent| join(&name, &mut line, sent));
             }
             join(&name, &mut line, value);
-            changes.set(&name, &line);
+            changes.set(&name, &line.unwrap_or_default());
         }
     }
 }
 
-/// Adds a value to the one line of a header.
-fn join(name: &str, line: &mut Vec<u8>, value: &[u8]) {
-    if !line.is_empty() {
-        line.extend_from_slice(line_separator(name));
+/// Adds a value to the one line of a header; `None` is the header without a value. An empty value
+/// before it gets a separator too, so that the joined line has as many values as the request.
+fn join(name: &str, line: &mut Option<Vec<u8>>, value: &[u8]) {
+    match line {
+        None => *line = Some(value.to_vec()),
+        Some(line) => {
+            line.extend_from_slice(line_separator(name));
+            line.extend_from_slice(value);
+        }
     }
-    line.extend_from_slice(value);
 }
 
 /// Calls the authorizer with the attributes that `context` returns, and counts the result.

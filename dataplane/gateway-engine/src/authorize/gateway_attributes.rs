@@ -190,11 +190,14 @@ fn header(
         });
         return;
     }
-    let (mut joined, mut is_decided) = (Vec::new(), false);
+    let (mut joined, mut is_first, mut is_decided) = (Vec::new(), true, false);
     request.header(name, &mut |value| {
-        if !joined.is_empty() {
+        // An empty first line has a separator behind it too: `["", "x"]` is `,x` and not `x`, which
+        // an ALLOW of exactly `x` would let through.
+        if !is_first {
             joined.extend_from_slice(line_separator(name));
         }
+        is_first = false;
         joined.extend_from_slice(value);
         is_decided = is_decided || each(AttributeValue::Line(value));
     });
@@ -262,5 +265,50 @@ impl Attributes for GatewayAttributes<'_> {
 
     fn is_foreign(&self) -> bool {
         self.foreign
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of the only header of a request.
+    struct HeaderLines(&'static [&'static str]);
+
+    impl RequestAttributes for HeaderLines {
+        fn method(&self) -> &[u8] {
+            b"GET"
+        }
+        fn path(&self) -> &[u8] {
+            b"/"
+        }
+        fn header(&self, _: &str, visit: &mut dyn FnMut(&[u8])) {
+            self.0.iter().for_each(|line| visit(line.as_bytes()));
+        }
+    }
+
+    /// Checks which values a policy compares for a header with the given lines.
+    #[track_caller]
+    fn check(lines: &'static [&'static str], expected: &[&str]) {
+        let mut values = Vec::new();
+        header(&HeaderLines(lines), "x-a", &mut |value| {
+            values.push(match value {
+                AttributeValue::Text(text) => String::from_utf8_lossy(text).into_owned(),
+                AttributeValue::Line(line) => format!("line {}", String::from_utf8_lossy(line)),
+                other => unreachable!("a header has only text, and not {other:?}"),
+            });
+            false
+        });
+        assert_eq!(values, expected, "{lines:?}");
+    }
+
+    #[test]
+    fn lines_of_a_header_are_joined_and_an_empty_one_keeps_its_separator() {
+        check(&[], &[]);
+        check(&["x"], &["x"]);
+        check(&["x", "y"], &["line x", "line y", "x,y"]);
+        check(&["", "x"], &["line ", "line x", ",x"]);
+        check(&["x", ""], &["line x", "line ", "x,"]);
+        check(&["", "", "x"], &["line ", "line ", "line x", ",,x"]);
     }
 }
