@@ -9,6 +9,7 @@ pub(crate) mod ingress;
 pub(crate) mod isolation;
 pub(crate) mod proxyless;
 pub(crate) mod replica_loss;
+pub(crate) mod retries;
 pub(crate) mod screen;
 pub(crate) mod traffic;
 pub(crate) mod trust;
@@ -35,6 +36,10 @@ pub(crate) async fn play(world: &DemoWorld, screen: &mut DemoOutput) {
 
     let step = screen.begin("The canary is moved step by step to v2, live, under load");
     let seen = weight_changes::run(world).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A version that fails is hidden by retries");
+    let seen = retries::run(world).await;
     screen.end(step, seen);
 
     let step = screen.begin("Tenants with the same addresses and names are isolated");
