@@ -15,7 +15,7 @@ use canal_model::policy::Document;
 /// DESIGN's largest tenant, which docs/performance.md has as a target.
 pub(crate) const SERVICES: usize = 10_000;
 /// Rules of each service: with [`SERVICES`] they are the target's 100,000.
-const RULES_PER_SERVICE: usize = 10;
+pub(crate) const RULES_PER_SERVICE: usize = 10;
 
 /// The objects of the tenant, ready to be compiled.
 pub struct CompileBench {

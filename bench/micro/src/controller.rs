@@ -13,11 +13,14 @@ use canal_catalog::{PolicyOrigin, TenantCatalog};
 use canal_controller_metrics::ControllerMetrics;
 use canal_model::ids::Generation;
 use canal_model::policy::Document;
-use canal_model::share::Shares;
+use canal_model::share::{Share, ShareKind, Shares};
 use canal_policy_sources::{Preparer, ReadContent, SourceState, TenantSources};
 use canal_store::{Store, StoreLimits};
 
-use crate::compiler::{TENANT, change, documents};
+use crate::compiler::{RULES_PER_SERVICE, TENANT, change, documents};
+
+/// Bytes and resources that the tenant may have: more than it takes, so that no share withholds it.
+const UNBOUNDED: u64 = 1 << 40;
 
 /// A controller without a network, which has compiled the tenant.
 pub struct ControllerBench {
@@ -38,19 +41,29 @@ impl ControllerBench {
     pub fn new() -> Self {
         let folder = tempfile::TempDir::new().expect("a folder for temporary files");
         let store = Store::open(folder.path(), StoreLimits::default()).expect("a new store");
+        // The tenant is ten times larger than the default shares permit.
+        let mut shares = Shares::default();
+        for kind in [
+            ShareKind::ConfigurationBytes,
+            ShareKind::CompiledBytes,
+            ShareKind::CompiledResources,
+            ShareKind::RouteTableBytes,
+        ] {
+            shares.set(kind, Share::Amount(UNBOUNDED));
+        }
         let capacities = SharedCapacities {
             queued_changes: 256,
             queued_change_bytes: 1 << 30,
-            configuration_bytes: 1 << 40,
-            compiled_bytes: 1 << 40,
-            compiled_resources: 1 << 40,
-            route_table_bytes: 1 << 40,
+            configuration_bytes: UNBOUNDED,
+            compiled_bytes: UNBOUNDED,
+            compiled_resources: UNBOUNDED,
+            route_table_bytes: UNBOUNDED,
             connections: 1,
             unauthenticated: 1,
             certificates: 1,
             streams: 1,
             observations: 1,
-            shares: Shares::default(),
+            shares,
         };
         let mut bench = Self {
             preparer: Preparer {
@@ -71,9 +84,20 @@ impl ControllerBench {
 
     /// Replaces a route, and returns the time until the next state of the tenant is there. Each
     /// `number` gives other content to another route.
+    ///
+    /// # Panics
+    /// Panics if the next state has other changes than the rules of the route.
     pub fn change(&mut self, number: usize) -> Duration {
         change(&mut self.documents, number);
-        self.publish()
+        let took = self.publish();
+        let catalog = self.catalog.as_ref().expect("a state was published");
+        let changed = catalog
+            .entries
+            .values()
+            .filter(|entry| entry.changed == Generation(self.generation))
+            .count();
+        assert_eq!(changed, RULES_PER_SERVICE, "each rule of the route");
+        took
     }
 
     fn publish(&mut self) -> Duration {
@@ -88,9 +112,10 @@ impl ControllerBench {
         after.take_state(SourceState::Read(Arc::new(content)));
         let prepared = self.preparer.sources_after(before.clone(), after);
         let validated = prepared.validated.expect("the store has IDs");
+        let objections = &validated.objections;
         assert!(
-            validated.objections.is_empty(),
-            "the tenant has no share that it exceeds"
+            objections.is_empty(),
+            "the tenant exceeds no share: {objections:?}"
         );
         self.generation += 1;
         let generation = Generation(self.generation);
