@@ -109,6 +109,7 @@ impl ObservationContext {
         let counters =
             |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         // The reserve is for the provider, so tenants cannot keep it from observing an outage.
+        // Nobody measured the quarter.
         let (limit, whole) = (
             limit(
                 OBSERVATIONS_PER_DATA_PLANE_MAX,
