@@ -244,6 +244,7 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
     };
     let mut sessions = HashMap::new();
     while let Ok(Some(ObserveOrder { id, order })) = orders.message().await {
+        // Observations that ended by themselves leave the map with the next order.
         sessions.retain(|_, session: &mut ObservationHandle| !session.task.is_finished());
         match order {
             Some(Order::Begin(begin)) => {
