@@ -451,6 +451,7 @@ fn check_tables(
                 az: az.clone(),
             });
         }
+        // A version is the number of a plan: plans count from 1, and this plan is the newest.
         if table.version > number || table.version == 0 {
             findings.push(Finding::Version {
                 service: service.key.clone(),

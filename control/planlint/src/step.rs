@@ -115,6 +115,7 @@ fn check_service(
         .and_then(|demand| demand.home.as_ref());
     let home_stays = step.fleet.backends.values().any(|az| *az == from.home);
     let is_exchange = from != to && rebalance::is_exchange(step, id, from, to);
+    // A home moves only if its AZ lost all backends, if the tenant asks for it, or in an exchange.
     if from.home != to.home && home_stays && home_az != Some(&to.home) && !is_exchange {
         findings.push(Finding::Unstable {
             service: new.key.clone(),

@@ -463,6 +463,7 @@ mod tests {
                 backends: Some(&backends),
                 ownership: &ownership,
                 standby: 1,
+                // Any plan after version 5, in which the owners below became owners.
                 number: 9,
             };
             // 0 marks a replica that owns nothing by the table: the head and the standby.

@@ -127,6 +127,7 @@ impl Store {
     pub(crate) fn open_unsealed(dir: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         DirBuilder::new()
             .recursive(true)
+            // Only this user may read the folder, because the store has private keys.
             .mode(0o700)
             .create(dir)
             .map_err(|e| StoreError::Open {

@@ -208,6 +208,7 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
         "the children wrote too little to prove anything: {acknowledged}"
     );
     assert_time(
+        // The controller is to serve within a second of its start.
         "longest time to open a store after a kill",
         slowest,
         Duration::from_secs(1),
@@ -258,7 +259,7 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     let numbers: BTreeSet<u16> = fleet.replicas.iter().map(|r| r.number.get()).collect();
     assert!(
         // The child keeps 8 replicas; each round may leave one that was registered and not
-        // acknowledged.
+        // acknowledged. One is to spare.
         numbers.len() == fleet.replicas.len() && fleet.replicas.len() as u64 <= 10 + round,
         "round {round}: {:?}",
         fleet.replicas

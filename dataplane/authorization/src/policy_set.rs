@@ -263,8 +263,9 @@ impl PolicySet {
                 rule: None,
             };
         }
-        // An undecided policy does not end the search: a later one may decide regardless of the
+        // An undecided policy does not end the search; a later one may decide regardless of the
         // unknown attribute.
+        // The first undecided policy is reported, as the first match is.
         let mut undecided = None;
         // The order is Istio's: CUSTOM, then DENY, then ALLOW.
         for (n, custom) in self.custom_policies.iter().enumerate() {
@@ -285,7 +286,7 @@ impl PolicySet {
                         undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }));
                 }
                 // No policy matches, an authorizer has granted the request already, or an earlier
-                // hop has asked it.
+                // hop has called it.
                 _ => {}
             }
         }

@@ -258,6 +258,7 @@ impl SnapshotBuilder {
     fn remove(&mut self, kind: ResourceKind, name: &str) {
         match kind {
             ResourceKind::Tenant => {
+                // Only valid names were stored, so a name that cannot be parsed removes nothing.
                 if let Ok(tenant) = TenantName::new(name)
                     && let Some(view) = self.tenants.get_mut(&tenant)
                 {
@@ -273,6 +274,7 @@ impl SnapshotBuilder {
             ResourceKind::Service | ResourceKind::Ingress => {
                 if let Ok(key) = name.parse::<ServiceKey>() {
                     if self.state(&key).gateway.take().is_some() {
+                        // Open connections have lost their listeners, so they are authorized again.
                         self.forget_listeners(&key);
                         self.touch_policies(&key.tenant, []);
                     }
@@ -624,6 +626,7 @@ impl SnapshotBuilder {
     }
 
     fn rebuild_view(&mut self, key: &ServiceKey) {
+        // The old view goes first, because the new one may have other addresses.
         let old = self.state(key).view.take();
         if let Some(old) = &old {
             let tenant = self.tenant(&key.tenant);
@@ -655,6 +658,7 @@ impl SnapshotBuilder {
         };
         let names = Arc::new(ServiceNames {
             key: key.clone(),
+            // DNS names are compared without regard to case.
             hostname: service.hostname.to_ascii_lowercase(),
         });
         let guard = self

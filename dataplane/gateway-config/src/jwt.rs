@@ -238,6 +238,7 @@ impl JwtRequirements {
         }
         let parsed = jws::ParsedToken::read(&found.text).map_err(TokenCheckError::Bad)?;
         let digest = cache.digest(&found.text);
+        // Stays if no rule names the token's issuer and permits its location.
         let mut why = TokenError::Issuer;
         // Several rules may name one issuer; a token needs to satisfy one of them.
         for (n, rule) in self.rules().enumerate() {
@@ -250,6 +251,8 @@ impl JwtRequirements {
                     cache.put(name, token.clone(), n, now);
                     return Ok((token, rule));
                 }
+                // The caller verifies the signature, which takes long, and then calls this function
+                // again.
                 Err(SignatureError::Verify(verification)) => {
                     return Err(TokenCheckError::Verify(PendingVerification {
                         name,

@@ -299,6 +299,7 @@ impl ServiceRoutes {
         let resolved = routers
             .map(|router| router.rules().iter().map(|rule| targets_of(rule)).collect())
             .collect();
+        // Several rules may have one port; `concern` searches the sorted list.
         ports.sort_unstable();
         ports.dedup();
         let rules = compiled.rules.iter();

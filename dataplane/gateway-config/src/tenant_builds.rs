@@ -259,10 +259,12 @@ impl TenantBuilds {
         for (mut jobs, tenant, change) in builds {
             // What is compiled of a tenant that does not fit is kept for its later build.
             let (mut compiled, mut has_panicked) = (Vec::new(), false);
+            // The cost of a job is known only after it ran, so the last one may exceed the limit.
             while spent < bytes_max
                 && !has_panicked
                 && let Some(job) = jobs.pop()
             {
+                // A panic concerns this tenant only; the builds of other tenants go on.
                 match catch_panic(|| job.run()) {
                     Some(routes) => {
                         spent += routes.cost_bytes();
@@ -368,6 +370,7 @@ impl TenantBuilds {
             .filter(|waiting| waiting.build.number == number)?;
         let build = &mut waiting.build;
         build.compiled.extend(compiled);
+        // Further steps run the other jobs; the change is applied once all are done.
         if !build.jobs.is_empty() {
             return None;
         }

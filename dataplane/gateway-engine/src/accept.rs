@@ -155,6 +155,7 @@ pub(crate) async fn run(
     tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
     tokio::task::spawn_local(worker.scheduler.clone().rounds());
     // One worker shows the gauges that belong to the whole process.
+    // The tasks from here on hold the worker weakly, so that they end with it.
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
     let drained = Rc::downgrade(&worker);
@@ -276,7 +277,7 @@ fn spawn_connection(
         Ok(taken) => taken,
         Err(why) => {
             worker.counts.refused_connection(why);
-            // Inside the tier a refusal is a reset, not an orderly close.
+            // A plaintext client inside the tier could take an orderly close for an empty response.
             if matches!(kind, ListenerKind::Inside) {
                 sys::reset_on_close(&stream);
             }

@@ -226,6 +226,7 @@ impl AuthorizationState {
                         return Err(AuthorizationInterrupt::Verify(todo));
                     }
                     Err(jwt::TokenCheckError::Bad(bad)) => {
+                        // The token of a mirror's copy was counted with the request.
                         if !self.is_of_copy {
                             worker.counts.token(bad.name());
                         }

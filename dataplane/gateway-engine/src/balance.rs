@@ -313,7 +313,7 @@ mod tests {
         // A second is longer than the draws take.
         view.states[1].failed(now, Duration::from_secs(1));
         view.states[2].failed(now, Duration::from_secs(1));
-        // As above.
+        // 50 draws would meet each of the four here too.
         for _ in 0..50 {
             assert!(
                 [0, 3].contains(

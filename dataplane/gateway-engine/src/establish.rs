@@ -250,6 +250,7 @@ async fn establish_plaintext(
     let (termination, protocol, is_proxied) = port_settings(tenant, &destination);
     // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    // On such a port the connection comes from a load balancer, whose header names the client.
     let balancer = is_proxied.then_some(client.ip());
     let Some(client) = client_of(worker, &mut stream, client, is_proxied).await else {
         return;
@@ -544,7 +545,7 @@ async fn tunnel(
         Some(tenant) if tenant.closed => Err(EstablishRefusal::TenantClosed),
         Some(tenant) => open_session(worker, tenant, scope, (&incoming, client), drain),
     };
-    // As above: a tunnel may last as long as its connection.
+    // A tunnel may last for hours; a snapshot that is in use keeps replaced tables in memory.
     drop(snapshot);
     let (session, resolved) = match welcomed {
         Ok(welcomed) => welcomed,
@@ -561,6 +562,7 @@ async fn tunnel(
         AppProtocol::Tcp => Box::pin(relay::tunnel(worker, &session, incoming, inbox)).await,
         // Requests must be read before an endpoint is selected, so the tunnel is accepted at once.
         protocol => {
+            // On an error the client has reset the stream, so nothing is left to serve.
             if let Ok(stream) = incoming.accept(HeaderMap::new()) {
                 sniff::serve_sniffed(
                     worker,

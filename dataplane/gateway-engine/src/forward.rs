@@ -820,6 +820,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
                 fault,
                 answered: false,
             } => {
+                // Nothing reached the application, so the next attempt may continue with the sent
+                // bytes. After any other failure it can only begin again.
                 if fault == ProxyError::UpstreamUndelivered {
                     self.suspended = exchange.suspend();
                 } else {

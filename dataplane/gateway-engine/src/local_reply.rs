@@ -193,6 +193,7 @@ pub(crate) fn http2(
     // Statuses of rules and authorizers were checked when they were read.
     *response.status_mut() =
         StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    // The client is gone, so no payload is counted.
     let Ok(mut send) = respond.send_response(response, head) else {
         return 0;
     };

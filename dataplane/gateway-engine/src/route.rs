@@ -307,6 +307,7 @@ fn decide<R: RoutableRequest>(
     request: &R,
     texts: Option<&mut Box<LogFields>>,
 ) -> Result<RoutePlacement, ProxyError> {
+    // A pod that is dialled by its own address has no routes.
     let ResolvedDestination::Service { service, port } = resolved else {
         return resolved
             .direct_endpoint(&worker.upstreams, snapshot)

@@ -207,6 +207,7 @@ impl Worker {
         let log = shared
             .log
             .lock()
+            // A panic of another worker leaves the log usable.
             .unwrap_or_else(PoisonError::into_inner)
             .as_ref()
             .map(|log| log.worker(&shard));
@@ -241,6 +242,7 @@ impl Worker {
                     .config
                     .limits
                     .body_bytes
+                    // Rounded up, so that a small budget leaves each worker a share.
                     .div_ceil(count.max(1) as u64),
             ),
             // Each worker starts elsewhere, so that workers do not choose the same endpoints in

@@ -79,6 +79,7 @@ pub fn request_1_to_1(
         !add.changes
             .is_some_and(|changes| changes.sets_or_removes(FieldName::Cookie.text()))
     });
+    // A request without mutations rarely needs more than four edits, which then allocate nothing.
     let mut edits: SmallVec<[HeaderEdit<'_>; 4]> = SmallVec::new();
     edits.push(HeaderEdit::Set(b"x-forwarded-for", &forwarded));
     edits.push(match add.keeps_proto {
@@ -304,6 +305,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
         return Err(ProxyError::Method);
     }
     let bad = |name| Err(ProxyError::BadHttp2(name));
+    // The limit of HTTP/1.1, so that both versions serve the same methods.
     if method.as_str().len() > canal_h1::MessageLimits::DEFAULT.method_bytes_max {
         return bad("h2_method_too_long");
     }
@@ -353,6 +355,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
     if headers
         .get_all(EXPECT)
         .iter()
+        // RFC 9110 §10.1.1 defines no other expectation.
         .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
     {
         return Err(ProxyError::BadRequest(MessageRefusal::UnknownExpectation));

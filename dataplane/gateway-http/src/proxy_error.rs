@@ -279,6 +279,7 @@ impl ProxyError {
             ProxyError::UpstreamTimeout | ProxyError::RouteTimeout | ProxyError::AttemptTimeout => {
                 ResponseFlag::UpstreamTimeout
             }
+            // A retry follows, so this error ends no request.
             ProxyError::RetriedResponse(_) => ResponseFlag::None,
         }
     }

@@ -82,6 +82,7 @@ impl Io {
                         Some(span) => ready!(stream.as_mut().poll_write(cx, span))?,
                         None => ready!(stream.as_mut().poll_write_vectored(cx, &outbox.vectors()))?,
                     };
+                    // A write of nothing would be repeated for ever.
                     if n == 0 {
                         return Poll::Ready(Err(ErrorKind::WriteZero.into()));
                     }

@@ -212,7 +212,7 @@ mod tests {
                 others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok()))
             });
         }
-        // A sixteenth of an eighth of the worker's bytes needs nothing that stays free.
+        // A sixteenth of an eighth of the worker's bytes is granted whatever stays free.
         others.push(budget.take(12, SHARE, SHARE / 32).unwrap());
         assert_eq!(
             budget.take(13, 5 * SHARE, 4 * SHARE).unwrap_err(),

@@ -101,6 +101,7 @@ pub(crate) fn decide_facts(
             FieldName::Host => facts.host = Some(line.value),
             FieldName::ContentLength => match decide_length(value, facts.length) {
                 Ok(length) => facts.length = Some(length),
+                // Equal lengths leave no doubt; one of them is forwarded.
                 Err(LengthFault::Equal(length)) if faults == HarmlessFaults::Tolerated => {
                     (facts.length, facts.folds_length) = (Some(length), true);
                 }

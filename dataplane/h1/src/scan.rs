@@ -170,6 +170,7 @@ pub(crate) fn scan_response(
     match line.and_then(fields) {
         Some(found) => Ok(Some(found)),
         None => {
+            // As in `scan_request`, the exact reading names the fault.
             Err(diagnose::of_response(&window[..len], limits).unwrap_or(MessageRefusal::BadHead))
         }
     }

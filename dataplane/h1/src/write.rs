@@ -113,6 +113,7 @@ impl OutHead {
                 None => self.request_line(view.method(), view.path(), view.query())?,
             }
         }
+        // A message whose framing does not change keeps its Content-Length line.
         let retained_length = if out.framing == view.framing() {
             FieldName::ContentLength.bit()
         } else {
@@ -136,6 +137,7 @@ impl OutHead {
             out.edits,
             implied_host.is_some(),
         )?;
+        // An edit that sets Host writes the line itself.
         let is_replaced = out
             .edits
             .iter()
@@ -543,7 +545,7 @@ impl EditPlan {
                     }
                     plan.drop |= if drops { FieldName::Host.bit() } else { 0 };
                 }
-                // Only names that are not known, which are tokens, need the check.
+                // The known names are tokens, so only other names need the check.
                 FieldName::Other if !is_token(name) => {
                     return Err(MessageRefusal::UnwritableField);
                 }

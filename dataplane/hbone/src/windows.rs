@@ -249,6 +249,7 @@ mod tests {
             let mut turn = async |growth: &mut WindowGrowth| {
                 growth.apply_to_server(&mut server);
                 std::future::poll_fn(|cx| {
+                    // Only the frames that the poll sends and reads matter.
                     let _ = server.poll_accept(cx);
                     std::task::Poll::Ready(())
                 })
@@ -267,6 +268,7 @@ mod tests {
             // A few polls of both sides deliver all SETTINGS and their acknowledgments.
             for _ in 0..10 {
                 std::future::poll_fn(|cx| {
+                    // As above.
                     let _ = Pin::new(&mut client).poll(cx);
                     std::task::Poll::Ready(())
                 })

@@ -181,6 +181,7 @@ pub async fn both<A: Leg, B: Leg>(
             }));
         }
         match (a_to_b.is_complete, b_to_a.is_complete) {
+            // Where both directions broke, either error explains the end.
             (true, true) => Poll::Ready(match (a_to_b.broken.take(), b_to_a.broken.take()) {
                 (Some(error), _) => Err(CopyFailure::of(CopySide::B, error)),
                 (None, Some(error)) => Err(CopyFailure::of(CopySide::A, error)),

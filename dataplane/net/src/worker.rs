@@ -75,6 +75,7 @@ impl Workers {
     {
         count_panics();
         let cores = sys::cores();
+        // At least one worker runs, even if the kernel lists no core.
         let count = if config.count == 0 {
             cores.len().max(1)
         } else {
@@ -108,6 +109,7 @@ impl Workers {
                 .build_local(LocalOptions::default())
             {
                 Ok(runtime) => {
+                    // The starting thread waits for this result, so the send does not fail.
                     let _ = made.send(Ok(()));
                     if is_started.recv() == Ok(()) {
                         live(&runtime, worker, rx, root);

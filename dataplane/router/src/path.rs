@@ -87,6 +87,7 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
     if path.first() != Some(&b'/') {
         return decide(AmbiguousPath::Relative).map(|()| None);
     }
+    // Most paths are in normal form already, and nothing is allocated for them.
     if is_plain(path) {
         return Ok(None);
     }

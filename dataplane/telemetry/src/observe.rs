@@ -109,6 +109,7 @@ impl ObservationContext {
         let counters =
             |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         // The reserve is for the provider, so tenants cannot keep it from observing an outage.
+        // Nobody measured the quarter.
         let (limit, whole) = (
             limit(
                 OBSERVATIONS_PER_DATA_PLANE_MAX,
@@ -243,6 +244,7 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
     };
     let mut sessions = HashMap::new();
     while let Ok(Some(ObserveOrder { id, order })) = orders.message().await {
+        // Observations that ended by themselves leave the map with the next order.
         sessions.retain(|_, session: &mut ObservationHandle| !session.task.is_finished());
         match order {
             Some(Order::Begin(begin)) => {

@@ -201,6 +201,7 @@ impl ObjectKind {
     }
 
     /// Returns the accepted values of `apiVersion:`; the first is the recommended one.
+    /// Older versions are accepted, because manifests that are still in use name them.
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
             ObjectKind::Tenant | ObjectKind::GatewayReplica | ObjectKind::Throttle => {
@@ -286,6 +287,7 @@ impl ObjectKind {
             "endpoints" | "ep" => ObjectKind::Endpoints,
             "pod" | "pods" | "po" => ObjectKind::Pod,
             "gatewayclass" | "gatewayclasses" | "gc" => ObjectKind::GatewayClass,
+            // As for kubectl: `gtw` is Gateway API's short name, and `gw` below is Istio's.
             "gateway" | "gateways" | "gtw" => ObjectKind::Gateway,
             "listenerset" | "listenersets" | "lset" => ObjectKind::ListenerSet,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,

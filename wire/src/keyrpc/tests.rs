@@ -246,6 +246,8 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
     ]
 }
 
+/// A Begin has at most 8 protocols of 255 bytes and 64 expected identities. A case beyond a limit
+/// exceeds it by one.
 fn malformed_begins() -> Vec<FrameCase> {
     // Counts and the lengths of names have two bytes, in network order.
     let id = encoded_identity();
@@ -378,6 +380,8 @@ fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
     ]
 }
 
+/// A chain has at most 10 certificates, 9 of them above the leaf. A case beyond a limit exceeds it
+/// by one.
 fn malformed_responses() -> Vec<FrameCase> {
     let done = |above: &[u8]| {
         let mut out = Vec::new();
@@ -467,6 +471,8 @@ fn malformed_frames_have_a_reason() {
     }
 }
 
+/// Nine protocols, 256 bytes of a protocol, 65 identities and 11 certificates are one more than the
+/// limits.
 #[test]
 fn oversize_frames_are_not_encoded() {
     let begin = |alpn, expected, bytes| HandshakeRequest {

@@ -579,7 +579,7 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
     assert!(s.membership.is_ready(a, &tenant("u")));
 }
 
-/// S2: a resource that a replica refuses is lacking for its tenant alone, also for a restarted
+/// A resource that a replica refuses is lacking for its tenant alone, also for a restarted
 /// process.
 #[test]
 fn refused_resource_makes_only_its_tenant_unready() {

@@ -30,7 +30,8 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
             position += 1;
             position == 1 || member.is_owner() || is_head(member.replica)
         });
-        // Of a chain's slots, one is the head's and one stays free for the next head.
+        // Of a chain's slots, one is the head's and one stays free for the next head. Standbys are
+        // the replicas that may be heads, the head itself excepted.
         let wanted = request
             .standby
             .min(CHAIN_LENGTH_MAX - 2)
@@ -62,6 +63,7 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
                 (
                     same,
                     often,
+                    // Equal candidates are spread over services and buckets.
                     mix([
                         request.service.get().into(),
                         other.number.get().into(),

@@ -242,6 +242,8 @@ impl Recorder {
             return self.syn(at);
         }
         let requests: Vec<_> = self.connections[at].requests.iter().copied().collect();
+        // A lot is drawn of at least one; without requests the client has chosen its replica
+        // already.
         let drawn = self.lots.draw(requests.len().max(1));
         let connection = &mut self.connections[at];
         // The first packet after the SYN decides which of the replicas that answered it the client

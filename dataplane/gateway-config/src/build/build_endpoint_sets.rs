@@ -163,6 +163,7 @@ impl SnapshotBuilder {
         before: Option<&EndpointSet>,
     ) -> (EndpointSet, bool) {
         self.last_id += 1;
+        // Workers recognize a changed set by its new ID.
         let id = self.last_id;
         let endpoints = self.endpoints_of(key, port, subset);
         // A rule may name a service or a port that is not stored. Its set has default values and

@@ -154,7 +154,8 @@ impl SnapshotBuilder {
             hash,
             table,
         } = built;
-        // The set may be gone by now, or have another load balancer.
+        // The set may be gone by now, or have another load balancer. No table is built of more
+        // endpoints than fit into one.
         let current = self.hashed_set(id, &set);
         let current =
             current.filter(|(current, now)| *now == hash && has_table(&current.endpoints));
@@ -177,6 +178,7 @@ impl SnapshotBuilder {
         }
         self.last_id += 1;
         let next = EndpointSet {
+            // Workers recognize the set with the new table by this ID.
             id: self.last_id,
             service: current.service.clone(),
             port: current.port,

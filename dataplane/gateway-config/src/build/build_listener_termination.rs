@@ -221,6 +221,7 @@ impl SnapshotBuilder {
         let pairs: Vec<_> = of_gateway.filter(|_| listener.is_open).collect();
         let at = (key.clone(), listener.name.clone());
         let built = &mut self.listener_certificates.built;
+        // A terminator of certificates that do not count any more must not be used again.
         if pairs.is_empty() {
             built.remove(&at);
             return None;
@@ -244,6 +245,8 @@ impl SnapshotBuilder {
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
+        // Until the tenant has arrived, its trust domain is unknown and the listener has no
+        // terminator.
         let terms = TerminationTerms {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
@@ -252,11 +255,13 @@ impl SnapshotBuilder {
             // What is inside a relayed connection is not known.
             alpn: match listener.relay {
                 Some(_) => Vec::new(),
+                // In the order of preference.
                 None => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             },
             // Clients outside the mesh may be too old for TLS 1.3.
             tls12: true,
         };
+        // A builder without a keyring terminates no TLS.
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
         let certificates = CertificateSelector::new(pairs.clone());
         let terminator = Arc::new(Terminator::with_certificates(

@@ -85,10 +85,11 @@ impl SnapshotBuilder {
     pub(super) fn spread_policies(&mut self, touched: &mut DirtySet) {
         for (tenant, targets) in &touched.policies {
             self.touched.tenants.insert(tenant.clone());
-            // What follows looks at the workloads of all tenants, which no target concerns here.
+            // Without targets all endpoints keep their policies, and the scan below is saved.
             if targets.is_empty() {
                 continue;
             }
+            // A policy must not touch another tenant's service.
             let services = targets.iter().filter_map(|target| match target {
                 PolicyTarget::Service(service) if service.tenant == *tenant => {
                     Some(service.clone())

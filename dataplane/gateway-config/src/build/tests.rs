@@ -9,6 +9,7 @@ use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program::*;
 
+/// Of two addresses of one IP family, an endpoint has the first (`Endpoint::address`).
 #[test]
 fn a_pod_of_both_families_is_reached_in_the_clients_and_another_in_its_own() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
@@ -499,6 +500,7 @@ fn a_service_is_reachable_while_any_resource_has_its_number() {
         Generation(4),
     );
     assert_eq!(inside(&fourth, 7), None);
+    // A service that changes its number is no longer found by the old one.
     let fifth = builder.apply(&[numbered(7, "s")], &[], Generation(5));
     let sixth = builder.apply(&[numbered(8, "s")], &[], Generation(6));
     assert_eq!(

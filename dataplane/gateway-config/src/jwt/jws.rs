@@ -224,6 +224,7 @@ impl<'a> ParsedToken<'a> {
         }
         // Without the issuer's keys no token of it can be valid.
         let keys = keys.ok_or(TokenError::NoKeys)?;
+        // The signature precedes the claims: those of a forged token mean nothing.
         match keys.check(self.header.kid.as_deref(), algorithm, |key| {
             memory.is_signed(digest, &key.digest, now)
         }) {

@@ -229,6 +229,7 @@ impl JwkKey {
                 MODULUS_BYTES.contains(&n.len()).then_some(())?;
                 Material::Rsa {
                     n,
+                    // As with `n`.
                     e: bytes(json.e.as_ref())?
                         .into_iter()
                         .skip_while(|b| *b == 0)

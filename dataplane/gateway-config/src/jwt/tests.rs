@@ -230,6 +230,7 @@ fn every_algorithm_is_checked_with_keys_of_its_kind_only() {
             );
             let (message, signed) = token.rsplit_once('.').unwrap();
             let mut bytes = URL_SAFE_NO_PAD.decode(signed).unwrap();
+            // One changed bit makes the signature invalid.
             *bytes.last_mut().unwrap() ^= 1;
             let forged = format!("{message}.{}", b64(bytes));
             assert_eq!(
@@ -243,7 +244,7 @@ fn every_algorithm_is_checked_with_keys_of_its_kind_only() {
             }
         }
     }
-    // Algorithm confusion: no signature, and the public key used as a shared secret.
+    // Algorithm confusion: no signature, the public key as a shared secret, and RSA with SHA-1.
     let own = tokens(vec![rule(Some(&[rsa.jwk(serde_json::json!({}))]))], false);
     for alg in ["none", "HS256", "hs512", "RS1"] {
         let token = token_with(serde_json::json!({"alg": alg}), claims(), |_| b"x".to_vec());
@@ -293,8 +294,7 @@ fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
             None,
         ),
         (
-            // Longer ago than the difference of clocks that is permitted (`LEEWAY`, 60 s) or as
-            // long.
+            // The token is refused from the very second at which the leeway ends.
             "expired",
             serde_json::json!({"exp": NOW - 60}),
             Some(TokenError::Expired),
@@ -580,6 +580,7 @@ fn tokens_are_found_removed_and_forwarded() {
         values(&["scope"]),
         values(&["realm", "level"]),
         values(&["admin"]),
+        // An object is no value.
         values(&["realm"]),
     ];
     assert_eq!(got, ["a b", "read write", "7", "true", ""]);
@@ -629,6 +630,7 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
         "other keys, or the same received again: verified anew"
     );
     let name = |n: u64| cache.name(n, b"x");
+    // Twice as many as fit, so the cache must drop entries.
     for n in 0..2 * cache::ENTRIES_MAX as u64 {
         cache.put(name(n), one.clone(), 0, NOW);
     }

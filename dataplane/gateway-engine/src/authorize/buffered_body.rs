@@ -111,6 +111,7 @@ pub(crate) fn bytes_to_buffer(
         return of_rule as usize;
     }
     let snapshot = worker.snapshot();
+    // A tenant that was removed meanwhile has no authorizers.
     let Some(tenant) = snapshot.tenant(session.account.tenant.as_str()) else {
         return of_rule as usize;
     };
@@ -120,6 +121,7 @@ pub(crate) fn bytes_to_buffer(
         .endpoints
         .iter()
         .map(|endpoint| endpoint.guard.as_deref());
+    // No policy set has the ID 0.
     let (mut last, mut wanted) = (0, of_rule);
     for guard in guards
         .chain([placed.resolved.guard_beside(&placed.view), of_answer])
@@ -201,6 +203,7 @@ pub(crate) async fn of_http1(
             }
         }
         at += step.consumed;
+        // The authorizers need no more; the rest of the body is forwarded as it comes.
         if shown.len() >= wanted {
             timer.disarm();
             return Ok(cut(shown, wanted, reader.is_done(), permit));

@@ -130,6 +130,7 @@ pub(crate) async fn check(
     else {
         worker
             .counts
+            // Without the authorizer its `failOpen` is unknown too, so the request is refused.
             .count_ext_authz(&session.account.tenant, &name, "unknown");
         return Err(ProxyError::ExtAuthzFailed("authorizer_unknown"));
     };
@@ -467,6 +468,7 @@ pub(crate) fn request<R: FullRequest>(
     let trial = about.trial;
     let mut headers = headers(request, &trial.changes, listed);
     let mut body = Vec::new();
+    // The body may be buffered for another authorizer only.
     if let Some(beginning) = about.body.filter(|_| body_bytes > 0) {
         body = beginning.bytes[..beginning.bytes.len().min(body_bytes as usize)].to_vec();
         let partial = !beginning.is_complete || body.len() < beginning.bytes.len();

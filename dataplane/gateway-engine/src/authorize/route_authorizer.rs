@@ -28,9 +28,10 @@ use crate::session::ClientSession;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 
-/// Longest time of one check.
+/// Longest time of one check; a rule cannot set its own. Nobody measured this value.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Most interim responses of a server before its answer.
+/// Most interim responses of a server before its answer. Servers send one or two; nobody measured
+/// more.
 const INTERIM_MAX: usize = 8;
 
 /// Calls the authorizer of a rule for a request, in the form in which it will be forwarded, and
@@ -112,6 +113,8 @@ async fn call_server<R: FullRequest>(
                     AppProtocol::Http2 | AppProtocol::Grpc => {
                         call.call_http2(&chosen, tls.as_ref()).await
                     }
+                    // A server of undeclared protocol gets HTTP/1.1, which nearly every HTTP server
+                    // accepts.
                     _ => call.call_http1(&chosen, tls.as_ref()).await,
                 }
             };
@@ -191,6 +194,8 @@ impl HttpCall<'_> {
                 BodyPart::NeedInput => {
                     wire.inbox.advance(step.consumed);
                     if fill(wire).await? == 0 {
+                        // Only a body that ends with its connection may end here; the reader
+                        // refuses any other.
                         reader.end_of_input().map_err(|_| "authorizer_broken")?;
                         answer.body = body.freeze();
                         return Ok((answer, false));
@@ -218,6 +223,8 @@ impl HttpCall<'_> {
             tls,
             headers: HeaderMap::new(),
         };
+        // `_place` holds the stream's place among the connection's streams until the answer is
+        // read.
         let (_place, mut send) = upstream::acquire_stream(worker, chosen, metadata)
             .await
             .map_err(|_| "authorizer_unreachable")?;

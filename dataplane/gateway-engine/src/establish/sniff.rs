@@ -110,6 +110,7 @@ async fn listen(
     }
     // Bytes that could begin a request get only as much time as a request's first line needs:
     // protocols other than HTTP may send no more.
+    // Nobody measured the second; a first line in several segments needs more than `sniff`.
     let undecided = times.sniff.max(Duration::from_secs(1));
     if unknown && !inbox.is_empty() {
         timer.arm(TimeoutKind::Head, undecided);
@@ -135,7 +136,8 @@ async fn listen(
             }
             Ok(Ok(_)) => {}
         }
-        // Each further byte extends the wait only where the protocol is undeclared.
+        // The first byte starts the head's timeout. Later ones extend it only where the protocol is
+        // undeclared.
         if had == 0 || unknown {
             timer.arm(
                 TimeoutKind::Head,

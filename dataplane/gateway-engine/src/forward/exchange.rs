@@ -258,6 +258,7 @@ impl<'a> Exchange<'a> {
             first_credit: None,
             response_body: BodyPump::new(false),
             response_stall: BodyStall::default(),
+            // The response's head replaces this reader and these framings.
             response_reader: BodyReader::new(Framing::None),
             response_framing: (Framing::None, Framing::None),
             upgrade: false,
@@ -592,10 +593,11 @@ impl<'a> Exchange<'a> {
                 };
                 (late, self.head_wait, of(time))
             }
-            // Hours may pass between parts of a response, as in server-sent events and watches.
+            // The response is complete; only the endpoint is slow to accept the rest of the upload.
             ExchangePhase::Rest if !self.request_body.waiting_for_source => {
                 (TimeoutKind::Upstream, now, of(times.upstream))
             }
+            // Hours may pass between parts of a response, as in server-sent events and watches.
             ExchangePhase::Body if self.response_body.waiting_for_source => {
                 (TimeoutKind::Upstream, now, times.relay)
             }

@@ -242,6 +242,7 @@ impl HttpDownstream for Http1Client<'_> {
         let Http1Downstream {
             wire, head, out, ..
         } = &mut *self.connection;
+        // Once the body overwrites the inbox, a further attempt reads the copy of the head.
         let buf = self.head_copy.as_deref().unwrap_or(wire.inbox.bytes());
         let view = head.view(buf);
         let hostname = routed
@@ -263,6 +264,7 @@ impl HttpDownstream for Http1Client<'_> {
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_1_to_2(&view, &add)?;
                 if view.expects_continue()
+                    // A retry comes here again, and the client gets `100` once.
                     && !std::mem::replace(&mut state.record.interim.continued, true)
                 {
                     // HTTP/2 endpoints seldom send `100`; the client would wait for its own

@@ -321,6 +321,7 @@ impl RequestCopy {
                 let flushed = poll_fn(|cx| wire.io.poll_flush(cx, &mut wire.outbox)).await;
                 flushed.map_err(|_| "failed")?;
                 let reader = begin_response(&mut wire, self.kind).await?;
+                // From here on, the result is counted and a timeout changes nothing.
                 *is_answered = true;
                 worker.counts.mirrored("sent");
                 discard_body(&mut wire, reader).await

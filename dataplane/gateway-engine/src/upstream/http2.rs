@@ -99,6 +99,7 @@ async fn open(
         Ok::<_, ProxyError>((opened, growth))
     };
     let outcome = outcome.await;
+    // From here on, the result closes or opens the connection.
     guard.1 = false;
     match outcome {
         Err(fault) => {

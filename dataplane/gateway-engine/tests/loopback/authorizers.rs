@@ -230,6 +230,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
     fixture
         .until(
             "istio_requests_total",
+            // Envoy's flag: an external authorizer denied the request.
             &["response_flags=\"UAEX\"", "response_code=\"302\""],
             1.0,
         )

@@ -75,6 +75,7 @@ fn large(of: &str) -> Vec<Resource> {
             of,
             &name(n),
             100 + n,
+            // No client dials these services, so they may share an address.
             "10.99.0.1",
             &[(80, AppProtocol::Http1)],
         )

@@ -72,6 +72,7 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
                 // These reports are of earlier closes.
                 while closed.try_recv().is_ok() {}
                 if is_open {
+                    // Half a second is far longer than the application's `idle`.
                     // The close may have been reported before this.
                     let _ = tokio::time::timeout(
                         Duration::from_millis(500) * canal_timing::slack(),
@@ -226,6 +227,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
                         // A reset would discard the data that is still in the origin's own kernel.
                         canal_net::copy::depart(
                             &mut peer.stream,
+                            // Far longer than these bytes take over loopback.
                             canal_timing::deadline(Duration::from_secs(5)),
                         )
                         .await;
@@ -267,6 +269,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
             client.send(b"abc").await;
             canal_net::copy::depart(
                 &mut client.stream,
+                // Far longer than three bytes take over loopback.
                 canal_timing::deadline(Duration::from_secs(1)),
             )
             .await;

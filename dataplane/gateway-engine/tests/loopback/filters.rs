@@ -282,12 +282,14 @@ async fn a_regular_expression_rewrites_paths_in_every_pairing_of_versions() {
                 ("/old/none", "/old/none"),
             ] {
                 let (_, body) = exchange(&fixture, over_http2, sent).await;
+                // An endpoint of HTTP/2 echoes the whole URI, so only its end is compared.
                 let target = body.split_whitespace().nth(1).unwrap_or_default();
                 assert!(
                     target.ends_with(received),
                     "{protocol:?} {over_http2} {sent}: {body}"
                 );
             }
+            // This path is longer than a regular expression may rewrite, so the request is refused.
             let long = format!("/old/{}", "x".repeat(SUBSTITUTED_PATH_BYTES_MAX));
             let (_, body) = exchange(&fixture, over_http2, &long).await;
             assert!(

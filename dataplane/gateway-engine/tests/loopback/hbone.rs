@@ -256,6 +256,7 @@ impl FakeNode {
                     drain.clone(),
                 );
                 tokio::task::spawn_local(async move {
+                    // The client's side reports a failed handshake.
                     let Ok((stream, peer)) = server.accept(stream).await else {
                         return;
                     };
@@ -273,8 +274,7 @@ impl FakeNode {
                             };
                             let reports = CloseReport::is_requested(&incoming.headers);
                             let mut down = incoming.accept(HeaderMap::new()).unwrap();
-                            // Only clients that ask for a report of the close get it; others get
-                            // a plain relay.
+                            // A client gets a close report only if it requests one.
                             if reports {
                                 let (mut down, mut up) = reporting(down, up);
                                 both(&mut down, &mut up, &Meter::default(), None).await;
@@ -319,6 +319,7 @@ fn requests_pass_from_node_to_node() {
         let node = mesh.pod(10, "web-0", &origin).await;
         for authority in ["10.96.0.1:80", "web.default.svc.cluster.local:80"] {
             let mut client = mesh.client(authority).await;
+            // Several, so that the number of tunnels below shows their reuse.
             for _ in 0..3 {
                 client
                     .send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello")
@@ -946,8 +947,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         mesh.fixture.engine.set_soft_drain(true);
         mesh.fixture.engine.set_soft_drain(true);
         let begun = Instant::now();
-        // Each of these tunnels may meet a GOAWAY at any moment, even as the first on its
-        // connection.
+        // Each tunnel may meet a GOAWAY at any moment, even as the first on its connection.
         // Two seconds in steps of 50 ms, which are about two intervals of the soft drain.
         for _ in 0..40 {
             let mut client = tunnel().await;
@@ -960,11 +960,11 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let (_, accepted) = mesh.fixture.engine.sessions();
-        // A turn takes half a second at least.
+        // An interval of the soft drain takes half a second at least.
         let turns = 2 * begun.elapsed().as_secs();
         assert!(
-            // The 4 are the connection from before, that of the first turn, and two turns of a
-            // begun second.
+            // The 4 are the connection from before, that of the first interval, and those of two
+            // intervals in a second that has begun.
             (2..=4 + turns).contains(&accepted),
             "one connection per turn, not per tunnel: {accepted}"
         );
@@ -984,7 +984,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         until_sessions(&mesh.fixture, 0).await;
         mesh.fixture.engine.set_soft_drain(false);
         let mut back = tunnel().await;
-        // This is longer than a turn of a soft drain, so a drain that still runs would be noticed.
+        // This is longer than an interval of a drain, so a drain that still runs would be noticed.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         back.send(request).await;
         assert_eq!(back.answer().await.unwrap().field("connection"), None);

@@ -335,6 +335,7 @@ async fn a_request_for_another_listener_than_that_of_its_connection_is_misdirect
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (send, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(async move {
+        // An error of the connection also fails the requests below.
         let _ = connection.await;
     });
     for (host, expected) in [("www.example.com", 200), ("a.example.com", 421)] {
@@ -399,6 +400,7 @@ async fn connections_older_than_a_listener_of_another_protocol_are_misdirected()
     }
 }
 
+/// The clients run on two threads, beside those of the gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
     let https = HttpsFixture::new(&OriginServer::echo().await);
@@ -680,6 +682,8 @@ async fn two_listeners_of_a_port_validate_clients_each_in_its_way() {
     let mut refused = 0.0;
     // A listener that validates no clients asks for no certificate, so the client sends none.
     for (at, client, expected) in [
+        // The last field: `None` if the client is refused, else whether the endpoint learns of the
+        // certificate.
         (0, None, Some(false)),
         (0, Some(&foreign), Some(false)),
         (1, None, None),

@@ -386,6 +386,7 @@ async fn is_throttled(service: Option<&str>) -> bool {
     true
 }
 
+/// The clients run on two threads, beside those of the gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
     for workers in [1, 2, 4] {
@@ -488,6 +489,7 @@ async fn replica_lets_through_its_part_of_a_throttle() {
     // The replica's part of the rate is one per second.
     let refilled = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!(
+        // The replica's burst is 10, with one request of slack on either side.
         // Elapsed seconds are rounded down, so that one more request may have been refilled.
         (9..=12 + refilled).contains(&passed),
         "a quarter of the burst of 40, not {passed}"

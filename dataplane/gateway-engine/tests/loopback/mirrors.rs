@@ -610,6 +610,8 @@ async fn decisions_about_copies_and_their_tokens_are_not_counted() {
         copies += 1.0;
         fixture.until(MIRRORED, &[], copies).await;
     }
+    // AUDIT denies nothing. Both copies with tokens are dropped as `unverified_token`, since a copy
+    // waits for no verification.
     assert_eq!(fixture.metric(MIRRORED, &["result=\"denied\""]), 1.0);
     for action in ["deny", "audit"] {
         let labels = [format!("action=\"{action}\"")];

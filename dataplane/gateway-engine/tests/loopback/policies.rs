@@ -572,6 +572,7 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
                 "canal_authorization_total",
                 &["action=\"undecided\"", "policy=\"default/who\""]
             ),
+            // The DENY policy for a path, which is unknown on TCP.
             1.0
         );
         assert_eq!(

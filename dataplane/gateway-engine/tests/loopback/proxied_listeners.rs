@@ -155,6 +155,7 @@ async fn the_client_of_a_connection_is_the_one_in_its_header() {
     };
     let proxied = ProxiedFixture::new(setup).await;
     let binary = binary_header();
+    // Version 2 of the PROXY protocol: the command LOCAL, without addresses.
     let local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
     for (header, forwarded) in [
         (HEADER, "203.0.113.7"),

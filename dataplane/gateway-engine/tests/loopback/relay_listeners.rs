@@ -211,6 +211,7 @@ async fn relays_end_with_their_listener_or_route() {
     let open = async |address: SocketAddr, bytes: Vec<u8>| {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(&bytes).await.unwrap();
+        // The endpoint answers with its letter and then echoes.
         let mut answer = vec![0; 1 + bytes.len()];
         stream.read_exact(&mut answer).await.unwrap();
         stream

@@ -396,7 +396,7 @@ async fn a_storm_of_retries_stays_within_its_budget() {
     // A fifth of it, the part that may be retries, is eight; the budget's minimum is three.
     const CLIENTS: usize = 40;
     let origin = OriginServer::fixed("HTTP/1.1 503 S\r\ncontent-length: 4\r\n\r\nfail").await;
-    // Whoever gets a retry keeps it until its client leaves.
+    // A request that is granted a retry keeps its part of the budget until its client leaves.
     let hour = Duration::from_secs(3600);
     let waiting = RetryPolicy {
         backoff: RetryBackoff::from_base(hour, BackoffJitter::AboveBase),

@@ -166,6 +166,7 @@ async fn a_server_over_http_decides_in_every_version() {
         }
         assert_eq!(origin.requests(), before, "nothing passed");
     }
+    // Each once for either version of the client.
     for (result, count) in [
         ("ok", 2.0),
         ("denied", 2.0),

@@ -128,6 +128,7 @@ fn bare_connections_of_one_tenant_block_no_other() {
                 "canal_share_max",
                 &["limit=\"gateway_connections\"", "tenant=\"alpha\""]
             ),
+            // As `small` has it.
             30.0
         );
         // The flood's connections were held until here, so that they count.
@@ -374,6 +375,7 @@ async fn greedy_client(web: SocketAddr, until: Instant) -> Vec<Duration> {
 
 /// One worker serves two hundred tenants. One of them sends on 300 connections without a pause; the
 /// others send one request after the other, on one connection at a time.
+/// The clients run on two threads, beside that of the worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_tenant_at_many_times_its_share_delays_no_other() {
     // With the one greedy tenant they are two hundred.

@@ -190,6 +190,7 @@ async fn requests_in_flight_of_ten_tenants_leave_some_to_an_eleventh() {
             (GREEDY * EACH - 60) as f64,
         )
         .await;
+    // Several, because each request is admitted by itself.
     tenants.assert_served(20).await;
     assert!(
         tenants.fixture.metric(

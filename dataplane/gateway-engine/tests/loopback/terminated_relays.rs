@@ -232,6 +232,7 @@ async fn a_connection_that_no_listener_terminates_is_refused_by_name() {
     broken[5] = 2;
     // Without early data, nothing follows a ClientHello that the gateway has not answered.
     let mut followed = hello("www.example.com");
+    // A record of application data (0x17) of TLS 1.2 (3, 3) with one byte.
     followed.extend([0x17, 3, 3, 0, 1, 0]);
     for (number, bytes) in [(1.0, &broken), (2.0, &followed)] {
         let mut stream = TcpStream::connect(relay.mixed).await.unwrap();

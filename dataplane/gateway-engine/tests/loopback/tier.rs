@@ -761,6 +761,7 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
                 inside.clone(),
             );
             tokio::task::spawn_local(async move {
+                // The replica's side reports a failed handshake.
                 let Ok((stream, peer)) = server.accept(stream).await else {
                     return;
                 };
@@ -915,7 +916,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
                 moved as f64,
             )
             .await;
-        // Another connection that is asked by mistake would be counted within this time.
+        // Another connection that is drained by mistake would be counted within this time.
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let asked = replica
             .fixture

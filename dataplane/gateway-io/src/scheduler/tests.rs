@@ -185,6 +185,7 @@ fn a_light_tenant_waits_for_at_most_one_quantum_of_each_other_tenant() {
 #[test]
 fn worker_is_never_idle_while_a_tenant_in_debt_is_ready() {
     Bench::run(|bench| async move {
+        // Equal weights, so that only the debt decides.
         let (alone, other) = (bench.tenant("alone", 100), bench.tenant("other", 100));
         // A single turn of 3 s costs 6,000 quanta.
         bench

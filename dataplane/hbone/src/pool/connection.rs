@@ -358,7 +358,7 @@ pub(super) async fn establish(
             read: received.clone(),
         })
         .await
-        // No tunnel is asked for yet, so the error names no authority.
+        // No tunnel is requested yet, so the error names no authority.
         .map_err(|e| of_h2(address, "", &e))?;
     Ok(NewConnection {
         send,
@@ -492,6 +492,7 @@ async fn drive(
         growth.apply_to_client(&mut h2);
         let end = h2.poll_unpin(cx);
         if end.is_pending() {
+            // The connection goes on, but its peer may have sent GOAWAY meanwhile.
             connection.notice_goaway();
         }
         end

@@ -172,6 +172,7 @@ fn a_connection_without_credit_is_passed_by_until_credit_comes() {
                     fixture.metric("canal_hbone_handshakes_total"),
                     fixture.metric(COUNTER)
                 ),
+                // No third connection, and no stream on the one without credit.
                 (2, 2, 0)
             );
             drop(stalled);

@@ -165,6 +165,7 @@ impl HboneFixture {
                     let result = match identity.accept(tcp).await {
                         Ok((io, peer)) => {
                             let hand_out = |asked: ConnectResult| {
+                                // `serve` has already answered a request that it refuses.
                                 if let Ok(incoming) = asked {
                                     tokio::task::spawn_local(handler(incoming));
                                 }

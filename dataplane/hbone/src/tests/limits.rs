@@ -340,6 +340,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
                             let connect = |asked: ConnectResult| {
                                 drop(tokio::task::spawn_local(echo(asked.unwrap())))
                             };
+                            // The tunnels below show whether the connection served them.
                             let _ = serve(
                                 tls,
                                 peer,

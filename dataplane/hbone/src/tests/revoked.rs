@@ -87,6 +87,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
                 .unwrap();
             let connect =
                 |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+            // The client's side is what the test checks.
             let _ = serve(
                 tls,
                 peer,
@@ -192,6 +193,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
                 .unwrap();
             let connect =
                 |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+            // The client's side is what the test checks.
             let _ = serve(
                 tls,
                 peer,

@@ -236,6 +236,7 @@ async fn steered(
                 let (tls, peer) = server.accept(tcp).await.unwrap();
                 let connect =
                     |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+                // The connection ends with the test, whose own checks are at the client's side.
                 let _ = serve(
                     tls,
                     peer,
@@ -286,6 +287,7 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
                 .collect()
         };
         let planned: BTreeSet<usize> = (0..count as u32)
+            // `fours` changes nothing that selects the buckets.
             .map(|nth| steering.bucket(&SpreadConfig::default(), nth))
             .collect();
         // Ten connections have the forty streams; some may still be opening.

@@ -327,6 +327,7 @@ fn relays_of_clients_that_never_read_end_with_them() {
                     let mut tcp = application.accept().await.unwrap().0;
                     tokio::task::spawn_local(async move {
                         let (mut r, mut w) = tcp.split();
+                        // A client that resets its connection ends the copy with an error.
                         let _ = tokio::io::copy(&mut r, &mut w).await;
                     });
                 }

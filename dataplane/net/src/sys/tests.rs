@@ -230,6 +230,7 @@ async fn sockets_of_pods_are_probed_after_half_a_minute() {
     );
 }
 
+/// 0x539 is the mark that ztunnel sets on its sockets; the other marks have no meaning.
 #[tokio::test]
 async fn options_reach_the_socket() {
     let pod = TestNetns::new();

@@ -66,6 +66,7 @@ impl Exchange<'_> {
 
     fn poll_http1_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         loop {
+            // `poll_head` calls this for HTTP/1.1 endpoints only.
             let UpstreamSide::Http1(upstream) = &mut self.upstream else {
                 return Poll::Ready(Ok(()));
             };
@@ -183,6 +184,7 @@ impl Exchange<'_> {
         if self.retries_response(status, grpc_status) {
             return Err(ProxyError::RetriedResponse(status));
         }
+        // Borrowed anew, because `retries_response` needs the whole exchange.
         let UpstreamSide::Http1(upstream) = &mut self.upstream else {
             return Ok(());
         };
@@ -203,6 +205,7 @@ impl Exchange<'_> {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
+                // An error (400 and above) ends the upload.
                 let goes_on = status < 400 && *keeps_open && !self.upload_cut;
                 let keep =
                     keep && to != Framing::UntilClose && (self.request_body.is_complete || goes_on);
@@ -339,7 +342,7 @@ impl Exchange<'_> {
             DownstreamSide::Http1(client) => {
                 let framing = heads::framing_of_answer(self.request, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues
-                // after this response.
+                // after this response; an error (400 and above) ends the upload.
                 // An endpoint that has ended its stream may reset the upload (RFC 9113 §8.1), and
                 // the drop of a forbidden body resets it here.
                 let goes_on = status < 400 && !ended && !self.upload_cut;
@@ -363,6 +366,7 @@ impl Exchange<'_> {
                     into,
                 )
                 .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
+                // A body of HTTP/2 has no framing of HTTP/1.1 that could pass verbatim.
                 self.response_framing = (Framing::None, framing);
             }
             DownstreamSide::Http2(stream) => {

@@ -202,6 +202,7 @@ async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
     let other = serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "other", "x": jwk["x"], "y": jwk["y"]});
     fixture.apply(vec![authentication(&[&other])]);
     assert_eq!(get(&admin).await.status, 401);
+    // A broken RequestAuthentication fails closed.
     let broken = Authentication {
         key: named("jwt"),
         target: PolicyTarget::Tenant,
