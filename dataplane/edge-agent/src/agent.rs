@@ -345,6 +345,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
 
 /// Loads program and maps and creates the shared state, before any connection to the controller.
 fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
+    // Istio's dashboards read the version of a component from this name.
     let build = MetricFamily::new(
         "istio_build",
         "Version of the running process.",

@@ -323,6 +323,8 @@ impl Terminator {
         config.send_tls13_tickets = 0;
         if tickets {
             config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
+            // One ticket resumes one connection, and a resumed connection gets the next. Nobody
+            // measured more.
             config.send_tls13_tickets = 1;
         }
         Ok(config)

@@ -171,6 +171,7 @@ async fn run_handshake<IO: Transport>(
             .take(keyrpc::EXPECTED_MAX)
             .cloned()
             .collect(),
+        // The timeout has seconds, so it always fits.
         deadline_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
         bytes: received,
     });
@@ -300,6 +301,8 @@ async fn next<IO: Transport>(
             }
         };
         tokio::select! {
+            // The answer comes first: if it refuses the peer, the peer's bytes do not matter any
+            // more.
             biased;
             answer = exchange.answer() => return answer.ok_or_else(lost),
             got = read(io, received) => {

@@ -412,6 +412,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
     let mut buffer = BytesMut::with_capacity(READ_BYTES_MIN);
     let (mut drained, mut expired) = (false, false);
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    // One sweep ends everything that is due, so sweeps that a stall delayed are not repeated.
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -207,6 +207,7 @@ impl Provisioner {
             keys: RwLock::default(),
             state: Mutex::default(),
             wake: Notify::new(),
+            // The first turn looks at all entries, because none has a planned renewal yet.
             scan: AtomicBool::new(true),
             permits: Arc::new(Semaphore::new(CERTIFICATE_REQUESTS_MAX)),
             making: Semaphore::new(GENERATIONS_MAX),

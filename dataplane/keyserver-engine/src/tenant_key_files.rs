@@ -201,6 +201,7 @@ fn scan(
     for entry in entries {
         let entry = entry?;
         let path = entry.path();
+        // A pair is found by its certificate; the other files are keys and the allow list.
         if path.extension().is_none_or(|e| e != "crt") {
             continue;
         }
@@ -221,6 +222,8 @@ fn scan(
         };
         if known.contains_key(&service) {
             scan.key_pairs.insert(service, stamps);
+        // The others could not be used anyway, so only their number is kept: the owner may have any
+        // number of files.
         } else if new.len() < FILES_MAX {
             new.push((service, stamps));
         } else {

@@ -175,6 +175,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
         ServerReply::Send(Vec::new()),
         "more bytes are needed"
     );
+    // Any number of bytes that ends within a record.
     let (part, rest) = flight[spec..].split_at(100);
     channel.send_request(call.id, &KeyRequest::More { bytes: part });
     // Nothing announces that no answer comes, so the test can only wait a moment.

@@ -77,6 +77,7 @@ async fn garbage_costs_one_request_or_one_channel() {
     for bytes in [
         vec![0xff; 64],
         vec![0; 64],
+        // The length does not count its own four bytes, so this frame is four bytes too long.
         u32::try_from(FRAME_MAX).unwrap().to_be_bytes().to_vec(),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ] {
@@ -340,6 +341,7 @@ async fn unauthenticated_requesters_get_no_channel() {
         .await
         .unwrap();
     let mut rest = Vec::new();
+    // The key server may also reset the connection.
     let _ = plain.read_to_end(&mut rest).await;
     // The two cases above with this reason, and the plain bytes.
     until("plain bytes", || refused("handshake") == 3.0).await;

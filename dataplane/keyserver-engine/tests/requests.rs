@@ -751,6 +751,7 @@ async fn a_tenant_has_so_many_services() {
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_reached_by_one_tenant_alone() {
     let fixture = KeyServerFixture::start(ServerSetup {
+        // A requester's quota is above the tenant's share, so that only the tenant's share is met.
         shares: QuotaShares {
             requester: 6,
             tenant: 4,

@@ -143,6 +143,7 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
             .filter(|(uid, s)| !seen.contains(*uid) && !unreadable.contains(&s.file))
             .map(|(uid, _)| uid.clone()),
     );
+    // A hash map has no order; sorted, equal scans lead to equal steps.
     c.remove.sort();
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
@@ -286,6 +287,7 @@ impl PodReconciler {
     ) {
         let mut events = watch_directory(&self.config.pods_dir);
         let mut tick = tokio::time::interval(RESCAN_INTERVAL);
+        // One scan sees all changes, so scans that a stall delayed are not repeated.
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut settled = false;
         loop {
@@ -327,6 +329,7 @@ impl PodReconciler {
 
     /// Applies the directory's changes. Returns the pods whose policies changed.
     fn rescan(&mut self, traffic: &DrainWatcher) -> Vec<Arc<PodContext>> {
+        // Reading a directory blocks, so other tasks of this thread move on.
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {

@@ -54,6 +54,7 @@ pub fn decide_outbound(
     pod: &LocalPod,
     destination: SocketAddr,
 ) -> Result<OutboundRoute, NodeRefusal> {
+    // An IPv6 socket that dials IPv4 has a mapped address, and tables have IPv4 addresses.
     let to = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     let reserved = ILLEGAL_PORTS.contains(&to.port());
     // Before the tenant is needed: a pod reaches itself even while its tenant is unknown or closed.
@@ -180,6 +181,7 @@ pub fn decide_inbound(
     let tenant = view
         .tenant(&pod.tenant)
         .ok_or_else(|| refuse(NodeRefusal::TenantUnknown))?;
+    // A dual-stack listener reports an IPv4 destination as a mapped address.
     let dialled = dialled.to_canonical();
     let (target, service) = match authority {
         ConnectAuthority::Address(a) if a.ip().to_canonical() != dialled => {

@@ -876,6 +876,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     );
     // The AZ is reachable again, and so is the old connection: TCP retransmits the lost segments.
     fixture.outside.ip(&format!("addr add {NEAR}/32 dev out0"));
+    // Until its ejection has ended, the near gateway is tried last.
     std::thread::sleep(attempt_timeouts().ejection.0);
     // Only later reports count.
     while near.saw.try_recv().is_ok() {}

@@ -102,11 +102,13 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
         }
     }
     b.push(format!("link set {dev} mtu {} up", t.mtu));
+    // No interface has the services' addresses, so this route makes their sessions local.
     b.push(format!("route replace local {SERVICE4} dev lo"));
     b.push(format!(
         "neigh replace {NEXT4} lladdr {} nud permanent dev {dev}",
         mac(EDGE_MAC)
     ));
+    // `onlink`, because the device has no IPv4 subnet in which the neighbor would be.
     b.push(format!(
         "route replace default via {NEXT4} dev {dev} onlink table {TABLE}"
     ));
@@ -128,6 +130,7 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
         return [v4, b];
     }
     let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
+    // `nodad`, because no other host answers on the device, and detection would delay the address.
     b.push(format!("addr replace {own}/128 dev {dev} nodad"));
     b.push(format!("route replace local {SERVICE6} dev lo"));
     b.push(format!(

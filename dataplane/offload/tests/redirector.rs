@@ -95,6 +95,7 @@ fn scene() -> RedirectorFixture {
         put_table(&redirector, service, chain);
     }
     let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
+    // Any ports would do: the listeners are found by steering and not by their ports.
     let dns = netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
     let plain = netns.listen("[::]:20000");
     steering.set(ServiceListener::Dns, &dns).unwrap();

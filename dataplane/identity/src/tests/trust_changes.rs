@@ -201,6 +201,7 @@ fn wrong_certificates(ca: &TestCa) -> Vec<CertificateCase> {
         (
             // The chain may have 32 KiB (`CHAIN_BYTES_MAX`).
             "33 KiB",
+            // 600 names of about 60 bytes exceed it.
             made(&|p| p.subject_alt_names.extend(names(600))),
             HandshakeFailure::ChainTooLarge,
         ),

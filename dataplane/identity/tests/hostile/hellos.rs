@@ -232,6 +232,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
+            // Unassigned numbers, before the one suite that the server shares.
             "thousands of suites",
             |h| h.change(|h| h.suites = (0x2000..0x4000).chain([AES128]).collect()),
             up(),
@@ -254,6 +255,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
         ),
         hello("no session id", |h| h.change(|h| h.session = vec![]), up()),
         hello(
+            // A session id has 32 bytes at most (RFC 8446 §4.1.2).
             "a session id of 33 bytes",
             |h| h.change(|h| h.session = vec![1; 33]),
             refused(Protocol, DECODE),
@@ -297,6 +299,7 @@ fn sizes() -> Vec<HostileCase> {
             up(),
         ),
         wired_as(
+            // Close to the 65,535 bytes of a message; the rest of the hello fits in as well.
             "padding of 65200 bytes",
             |h| h.set(PADDING, &[0; 65_200]),
             up(),
@@ -328,6 +331,7 @@ fn sizes() -> Vec<HostileCase> {
             dropped(Timeout),
         ),
         case(
+            // As a header, the ones announce 65,793 bytes of a ClientHello, more than rustls reads.
             "64 KiB of one hello, then the end",
             Opening::raw(records(HANDSHAKE, &vec![1; 64 << 10], 1 << 14)).closed(),
             dropped(Protocol),

@@ -528,6 +528,7 @@ fn unknown_peers_are_refused_by_name() {
             HandshakeStep::Done(_) => panic!("that was no handshake"),
         }
     }
+    // rustls may refuse the message for its length before the limit of bytes does.
     assert!(
         matches!(
             refused,
@@ -555,6 +556,7 @@ fn unknown_peers_are_refused_by_name() {
     ] {
         match server().step(garbage) {
             HandshakeStep::Failed { refusal, .. } => {
+                // A fatal alert of the peer has its own name; everything else breaks the protocol.
                 assert!(
                     matches!(refusal, KeyRefusal::PeerProtocol | KeyRefusal::PeerAlert),
                     "{refusal}"

@@ -49,6 +49,7 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
         p.extend(to.port().to_be_bytes());
     };
     match kind {
+        // Type, code, no checksum yet, any identifier, and the first sequence number.
         "echo" => p.extend([if to.is_ipv4() { 8 } else { 128 }, 0, 0, 0, 0, 7, 0, 1]),
         "frame" => {
             ports(&mut p);
