@@ -271,6 +271,7 @@ static __always_inline int redirect_to_proxy(struct bpf_sock_addr *ctx, const st
 	if (sk->bound_dev_if && bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, no_device, sizeof(no_device)))
 		return refuse(CANAL_CAPTURE_REFUSED_DEVICE);
 	s = bpf_sk_storage_get(&canal_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	/* Fails closed: the proxy could not learn the destination, and uncaptured the connection would leave unencrypted. */
 	if (!s)
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
 	*proxy = proxy_address(pod, to, ctx->user_port);

@@ -441,6 +441,8 @@ fn spawn_prober(
             let now = targets.borrow_and_update().clone();
             prober.follow(&now);
             tokio::select! {
+                // Not at the begin of a drain: the program forwards on, and needs to know which
+                // replicas are up.
                 () = end.forced() => return,
                 // `follow` restarts a probe task that panicked.
                 () = tokio::time::sleep(PROGRAM_CHECK_INTERVAL) => {}

@@ -504,6 +504,7 @@ impl MapContext<'_> {
         let mut returns: BTreeMap<ServiceId, (ReturnEntry, &GatewayAddress)> = BTreeMap::new();
         let origin =
             |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
+        // An edge serves the addresses of its own AZ alone.
         for a in in_order(gateway_addresses.filter(|a| a.az == *self.az), |a| a.id) {
             // Without its tenant the address has no VNI; `vni` has listed it among the omitted
             // entries.
@@ -517,8 +518,7 @@ impl MapContext<'_> {
             };
             // Clients of a Gateway are on another network than its endpoints.
             let vni = a.network.unwrap_or(own);
-            // The program compares IPv4 packets with IPv4 keys, so a mapped address loses its
-            // prefix.
+            // IPv4 packets match only IPv4 keys, so a mapped address loses its prefix.
             for ip in a.addresses.iter().map(IpAddr::to_canonical) {
                 // The older service keeps an address that two services claim.
                 if let Err(by) = claim(&mut addresses, (vni, ip), a) {

@@ -371,6 +371,7 @@ async fn start_channel(
     else {
         return core.counts.unauthenticated("not_a_requester");
     };
+    // A gateway belongs to no tenant, so it counts for the provider.
     let tenant = caller.tenant.as_ref().unwrap_or(&listener_state.provider);
     let (Some(_channel), Ok(_quota)) = (
         core.counts.channels.take(),
@@ -420,6 +421,8 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
                 Ok(n) if n > 0 => {}
                 _ => return ChannelEndReason::Requester,
             },
+            // Without open requests no deadline can pass. While the channel closes, each tick
+            // checks below whether it is idle.
             _ = sweep.tick(), if channel.waits() => channel.sweep(),
             () = drain.draining(), if !drained => {
                 drained = true;

@@ -78,8 +78,8 @@ fn answers_max(queue: OperationQueue) -> usize {
 
 // Up to the largest batch (`ECDSA_BATCH_MAX`).
 const SIZES: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
-/// Buckets of the histogram of waits, in microseconds: up to a second, after which a requester has
-/// long tried another server.
+/// Buckets of the histogram of waits, in microseconds: up to a second, which is as long as a
+/// requester waits for its last server.
 const WAITS: &[u64] = &[
     0, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
 ];

@@ -207,7 +207,8 @@ impl Provisioner {
             keys: RwLock::default(),
             state: Mutex::default(),
             wake: Notify::new(),
-            // The first turn looks at all entries, because none has a planned renewal yet.
+            // The first turn looks at all entries, so that the key server's own certificate is
+            // requested at once.
             scan: AtomicBool::new(true),
             permits: Arc::new(Semaphore::new(CERTIFICATE_REQUESTS_MAX)),
             making: Semaphore::new(GENERATIONS_MAX),

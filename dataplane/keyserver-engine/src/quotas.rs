@@ -161,6 +161,7 @@ impl Quotas {
         requester: &KeyRequester,
         gives_way: bool,
     ) -> Result<QuotaPermit, KeyRefusal> {
+        // A thread that panicked with the lock must not stop all others.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts
             .tenants

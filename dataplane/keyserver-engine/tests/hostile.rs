@@ -394,6 +394,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     // A silent connection has two seconds.
     let begun = Instant::now();
     let mut last = connect_from("127.0.0.2", fixture.address).await.unwrap();
+    // A reset is a close, too.
     assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
     canal_timing::assert_time(
         "time until a silent connection is closed",

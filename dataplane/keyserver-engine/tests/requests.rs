@@ -435,6 +435,7 @@ async fn keyless_is_refused_at_once() {
         start_call(&gateway).next().await,
         ServerReply::Signature(_)
     ));
+    // The controller does not entitle the gateway any more.
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/gateway/g1");
     fixture.publish(&resources);

@@ -82,6 +82,7 @@ pub fn decide_outbound(
         // Other ports of the tier's addresses are refused below.
         Some(GatewayAddressTarget::Tier) | None => {}
     }
+    // The services' addresses within these ranges were routed above; no pod dials any other.
     if tenant.is_gateway(to.ip()) {
         return Err(NodeRefusal::GatewayAddress);
     }
@@ -184,6 +185,7 @@ pub fn decide_inbound(
     // A dual-stack listener reports an IPv4 destination as a mapped address.
     let dialled = dialled.to_canonical();
     let (target, service) = match authority {
+        // A tunnel leads only to the address that was dialled, and never on to another host.
         ConnectAuthority::Address(a) if a.ip().to_canonical() != dialled => {
             return Err(refuse(NodeRefusal::DestinationMismatch));
         }

@@ -478,6 +478,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(failures("gateway"), 1.0, "no socket listens there");
     dial("ejected", 5_000);
     assert_eq!(failures("gateway"), 1.0, "avoided");
+    // Both connections are streams of one HBONE connection.
     assert_eq!(far.connections.load(Relaxed), 1);
 
     let mute = fixture.gateway(NEAR, GatewayBehavior::Mute);

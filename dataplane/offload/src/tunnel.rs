@@ -86,6 +86,7 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
         b.push(format!("link del {dev}"));
     }
     if !found.link.as_deref().is_some_and(|l| fits(l, t)) {
+        // Without ports of its own, the kernel selects the source port by the flow.
         let ports = source_ports(t).unwrap_or_default();
         b.push(
             format!(
@@ -129,6 +130,7 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
     if !found.has_ipv6 {
         return [v4, b];
     }
+    // The replica's inner address contains its underlay address, from which other hosts derive it.
     let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
     // `nodad`, because no other host answers on the device, and detection would delay the address.
     b.push(format!("addr replace {own}/128 dev {dev} nodad"));

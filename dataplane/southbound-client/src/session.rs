@@ -81,6 +81,8 @@ pub(super) async fn follow(
     {
         Ok(c) => c,
         Err(e) => {
+            // Only a connection may succeed when it is tried again; the configuration needs an
+            // operator.
             let reason = if matches!(e, ControllerConnectError::Connect { .. }) {
                 "connect"
             } else {

@@ -61,7 +61,8 @@ impl StateOwner {
                     .collect();
                 let text = named
                     .iter()
-                    // The text stays short; `named` lists all.
+                    // The text stays short: eight examples show an operator what is wrong, and
+                    // `named` lists all.
                     .take(8)
                     .map(|(_, why)| why.as_str())
                     .collect::<Vec<_>>()
@@ -104,6 +105,7 @@ impl StateOwner {
     }
 
     fn try_take(&mut self, response: &DeltaDiscoveryResponse) -> Result<IntakeOutcome, NackReason> {
+        // While another state is coming in, every response belongs to it.
         if let Some(incoming) = self.incoming.take() {
             return self.try_replace(incoming, response);
         }
