@@ -306,6 +306,8 @@ impl Terminator {
                 .map(|verifier| Arc::new(ClientVerifier::new(verifier).required(required)))
         };
         let mut config = match (self.listener_clients(), self.terms.clients) {
+            // A listener validates its clients by its own authorities, and not by those of the
+            // mesh.
             (Some(clients), _) => builder.with_client_cert_verifier(clients.clone()),
             (None, ClientCertificates::None) => builder.with_no_client_auth(),
             (None, ClientCertificates::Optional) => {

@@ -127,6 +127,7 @@ impl KeyServerEngine {
         let own = KeyClaim {
             tenant: provider.clone(),
             trust_domain: domain,
+            // Like every certificate for which nothing else is configured.
             algorithm: KeyAlgorithm::EcdsaP256,
         };
         let trust = TrustStore::new(registry);

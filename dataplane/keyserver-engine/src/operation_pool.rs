@@ -214,6 +214,7 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
             } else {
                 0
             };
+            // No operation waits for more microseconds than fit.
             waits.observe(u64::try_from(micros).unwrap_or(u64::MAX));
             let answer = waiting.work.work();
             answers.push((waiting.work, answer));

@@ -633,6 +633,7 @@ impl Inner {
                     want.error.clear();
                     want.backoff.reset();
                     want.retry_at = None;
+                    // Keys that were made together must not all be renewed together.
                     let jitter = rand::rng().random_range(-1.0..=1.0);
                     // Half of the remaining life: CAs date certificates back for clocks that are
                     // late.

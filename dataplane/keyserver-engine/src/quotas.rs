@@ -210,6 +210,7 @@ impl Quotas {
             Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
         account.in_use += 1;
+        // An account that was idle is in use from here on.
         *idle = idle.saturating_sub(usize::from(was_idle));
         *tenants.entry(tenant.clone()).or_default() += 1;
         Ok(QuotaPermit {

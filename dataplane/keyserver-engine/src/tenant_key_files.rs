@@ -222,11 +222,11 @@ fn scan(
         };
         if known.contains_key(&service) {
             scan.key_pairs.insert(service, stamps);
-        // The others could not be used anyway, so only their number is kept: the owner may have any
-        // number of files.
         } else if new.len() < FILES_MAX {
             new.push((service, stamps));
         } else {
+            // The others could not be used anyway, so only their number is kept: the owner may have
+            // any number of files.
             scan.over += 1;
         }
     }

@@ -145,6 +145,7 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
     );
     // A hash map has no order; sorted, equal scans lead to equal steps.
     c.remove.sort();
+    // Removed pods make room before new ones are added.
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
         c.refused
@@ -315,6 +316,7 @@ impl PodReconciler {
                         break;
                     }
                     let changed = self.assign_identities();
+                    // Gateways that the new snapshot lacks need no record of their health.
                     worker::forget_gateways(&self.workers);
                     self.guard(&changed).await;
                 }
@@ -422,6 +424,7 @@ impl PodReconciler {
         context.packets = packets.counts();
         context.delivery = CaptureBackend::prepare_delivery(&served_pod.pod);
         let context = Arc::new(context);
+        // Its result does not matter: a new pod has no open connections to reauthorize.
         assign_identity(&self.shared, &self.config, &self.identities, &context);
         self.guards.begin(&self.capture, &context);
         let (trigger, drain) = traffic.branch();

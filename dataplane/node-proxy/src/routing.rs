@@ -252,6 +252,7 @@ pub fn decide_plain(
     peer: SocketAddr,
     from_node: impl FnOnce(SocketAddr, SocketAddr) -> bool,
 ) -> Result<AdmittedConnection, AuthorizationRefusal> {
+    // A dual-stack listener reports IPv4 addresses as mapped ones.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let target = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     if ILLEGAL_PORTS.contains(&target.port()) {

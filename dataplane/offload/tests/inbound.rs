@@ -381,6 +381,7 @@ fn nftables_captures_inbound_when_bpf_is_refused() {
     // The second call replaces the same rules.
     nft::take_inbound(&pod.ns.path()).unwrap();
     nft::take_inbound(&pod.ns.path()).unwrap();
+    // The rules redirect new connections only.
     before.write_all(b"hi").unwrap();
     accepted.read_exact(&mut [0; 2]).unwrap();
     let (v4, v6) = (pod.proxy(ListenerFamily::V4), pod.proxy(ListenerFamily::V6));

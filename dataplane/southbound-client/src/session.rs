@@ -178,6 +178,7 @@ async fn receive(
                 };
             }
         };
+        // Before the response is applied, because resources of two stores must not mix.
         match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
         {
             // Later responses of a stream need not name the store, and some controllers name none.

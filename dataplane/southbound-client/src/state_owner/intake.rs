@@ -48,6 +48,7 @@ impl StateOwner {
                 refused,
                 earlier,
             }) => {
+                // Even with refused resources: the others are in force.
                 self.accepted(of, refused.is_empty());
                 // Only a new stream can tell the controller that an acknowledged resource was
                 // refused later.
@@ -486,6 +487,7 @@ fn deliver_halves(
     let (first, second) = parts.split_at(parts.len() / 2);
     [first, second]
         .into_iter()
+        // A single part has no smaller half, and the whole was tried already.
         .filter(|half| !half.is_empty() && half.len() < parts.len())
         .for_each(|half| build_up.add(half));
     let BuildUp {
