@@ -1,5 +1,5 @@
 //! SPIFFE Workload API as an application in a pod uses it: both sockets, renewal, changes of
-//! bundles, and limits.
+//! bundles, and limits. Each test has two threads: `LabNetns::within` blocks one of them.
 
 use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;

@@ -136,6 +136,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
         }
         t.chains[0]
             .iter()
+            // 0 stands for no replica.
             .filter(|n| **n != 0)
             .for_each(|n| write!(line, " {n}").unwrap());
         lines.push(line);

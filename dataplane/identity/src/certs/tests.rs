@@ -597,7 +597,8 @@ async fn remote_and_component_keys_are_on_no_disk() {
     let seen = fixture.requests.clone();
     fixture.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
-        // Long enough that `forget` below comes before the answer.
+        // Long enough that `forget` below comes before the answer. It blocks one of the two
+        // threads.
         std::thread::sleep(Duration::from_millis(300));
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });

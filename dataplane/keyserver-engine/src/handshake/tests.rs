@@ -248,6 +248,7 @@ fn the_secrets_are_those_of_the_connection() {
             }
         }
         let full = [b"tls13 ", label].concat();
+        // HkdfLabel is a length, a label with its length, and an empty context (RFC 8446 §7.1).
         let (wide, size) = ((length as u16).to_be_bytes(), [full.len() as u8]);
         let mut out = vec![0; length];
         let info: [&[u8]; 4] = [&wide, &size, &full, &[0]];
