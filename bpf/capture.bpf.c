@@ -258,17 +258,20 @@ static __always_inline int redirect_to_proxy(struct bpf_sock_addr *ctx, const st
 	/* The hook always has a socket, but the verifier requires the check. */
 	if (!sk)
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
+	/* A pod without an entry is refused nothing here: the proxy checks each connection again. */
 	if (pod) {
 		refused = refusal_of(pod, to, ctx->user_port);
 		if (refused)
 			return refuse_destination(netns_cookie, to, ctx->user_port, refused);
 	}
+	/* After the refusals: a refused destination takes nothing of the share, and its own reason helps more than the share's. */
 	if (is_share_used(netns_cookie))
 		return refuse(CANAL_CAPTURE_REFUSED_SHARE);
 	/* A socket bound to the pod's interface could not reach loopback: the packet would leave by that interface. */
 	if (sk->bound_dev_if && bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, no_device, sizeof(no_device)))
 		return refuse(CANAL_CAPTURE_REFUSED_DEVICE);
 	s = bpf_sk_storage_get(&canal_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	/* Fails closed: the proxy could not learn the destination, and uncaptured the connection would leave unencrypted. */
 	if (!s)
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
 	*proxy = proxy_address(pod, to, ctx->user_port);

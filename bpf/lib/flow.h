@@ -238,8 +238,10 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 {
 	/* In 16-bit words, because the Ethernet header's 14 bytes would misalign anything wider. */
 	__u16 h[FRAME_INNER_IP / 2], mac;
+	/* Only the addresses change, so the sum changes by the complements of the old ones and by the new ones (RFC 1624). */
 	__u64 change = (__u64)(__u32)~f->outer_source_be + (__u32)~f->outer_destination_be + leg->source_be + leg->destination_be;
 	__u64 sum = 0;
+	/* 0x08 is the I flag of VXLAN: the VNI is valid (RFC 7348 section 5). */
 	__u32 id = bpf_htonl(leg->vni << 8 | leg->hop), flags = bpf_htonl(0x08000000 | leg->stamp);
 
 	if (bpf_skb_load_bytes(skb, 0, h, sizeof(h)))
@@ -260,6 +262,7 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 	h[15] = leg->destination_be & 0xffff;
 	h[16] = leg->destination_be >> 16;
 #pragma unroll
+	/* Words 7 to 16 are the IPv4 header. */
 	for (int i = 7; i < 17; i++)
 		sum += h[i];
 	h[12] = ~sum_fold(sum);

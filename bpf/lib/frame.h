@@ -297,5 +297,6 @@ static __always_inline __u32 frame_largest(const struct frame *f)
 {
 	return f->segment ? f->transport + f->header - FRAME_INNER_IP + f->segment : f->length;
 }
+/* 0x2000 is the flag that more fragments follow (RFC 791). */
 
 #endif

@@ -289,6 +289,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     )?;
     let sources = ObserveSources {
         dump: Box::new(move |_| dump.json()),
+        // An edge serves no requests, so it has neither a tap nor an access log.
         tap: None,
         logs: None,
         registry: registry.clone(),
@@ -345,6 +346,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
 
 /// Loads program and maps and creates the shared state, before any connection to the controller.
 fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
+    // Istio's dashboards read the version of a component from this name.
     let build = MetricFamily::new(
         "istio_build",
         "Version of the running process.",
@@ -440,6 +442,8 @@ fn spawn_prober(
             let now = targets.borrow_and_update().clone();
             prober.follow(&now);
             tokio::select! {
+                // Not at the begin of a drain: the program forwards on, and needs to know which
+                // replicas are up.
                 () = end.forced() => return,
                 // `follow` restarts a probe task that panicked.
                 () = tokio::time::sleep(PROGRAM_CHECK_INTERVAL) => {}

@@ -352,6 +352,7 @@ pub fn decide_maps(
     }
     // After both `services` and `tables`, because it compares tables with addresses.
     maps.expect_clients();
+    // Replicas and hosts are few, so they are decided anew each time.
     by.replicas(inputs.replicas(), &mut maps);
     by.hosts(&input.hosts, address, &mut maps);
     maps.content.tunnels = match &input.tunnels {
@@ -503,6 +504,7 @@ impl MapContext<'_> {
         let mut returns: BTreeMap<ServiceId, (ReturnEntry, &GatewayAddress)> = BTreeMap::new();
         let origin =
             |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
+        // An edge serves the addresses of its own AZ alone.
         for a in in_order(gateway_addresses.filter(|a| a.az == *self.az), |a| a.id) {
             // Without its tenant the address has no VNI; `vni` has listed it among the omitted
             // entries.
@@ -516,6 +518,7 @@ impl MapContext<'_> {
             };
             // Clients of a Gateway are on another network than its endpoints.
             let vni = a.network.unwrap_or(own);
+            // IPv4 packets match only IPv4 keys, so a mapped address loses its prefix.
             for ip in a.addresses.iter().map(IpAddr::to_canonical) {
                 // The older service keeps an address that two services claim.
                 if let Err(by) = claim(&mut addresses, (vni, ip), a) {
@@ -651,6 +654,8 @@ impl MapContext<'_> {
             ) else {
                 continue;
             };
+            // The map is a set of addresses, so of two nodes with one address either may own the
+            // entry.
             nodes.insert((vni, n.underlay), n);
             for net in n.pod_cidrs.iter().map(IpNet::trunc) {
                 if let Err(by) = claim(&mut prefixes, (vni, net), n)

@@ -28,6 +28,8 @@ impl EdgeDump {
         let mut reconciler = self
             .reconciler
             .lock()
+            // The reconciler's state is consistent between its calls, so a panic elsewhere does not
+            // harm it.
             .unwrap_or_else(PoisonError::into_inner);
         let (attached, pinned) = (
             reconciler.tables().is_attached(),

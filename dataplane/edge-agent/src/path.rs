@@ -164,17 +164,20 @@ mod tests {
         place.aggregate = false;
         assert!(decide_path(&content, &place, &query).unwrap().tunnel_port >= 0xc000);
         content.replicas.clear();
+        // Without any replica the path ends at the chain, and 0 stands for none.
         assert_eq!(decide_path(&content, &place, &query).unwrap().replica, 0);
         let other = SessionQuery {
             service: 8,
             ..query.clone()
         };
+        // Service 8 has no table, so the path ends before the chain.
         assert!(
             decide_path(&content, &place, &other)
                 .unwrap()
                 .chain
                 .is_empty()
         );
+        // An address without a port is no client.
         assert_eq!(
             decide_path(
                 &content,

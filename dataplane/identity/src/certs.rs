@@ -496,6 +496,8 @@ impl Inner {
                 }
             }
         }
+        // The renewal task computes its next wait anew, because this certificate's due time has
+        // changed.
         self.wake.notify_one();
     }
 

@@ -115,6 +115,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
         if *kind != 22 || *major != 3 || length == 0 || length > 1 << 14 {
             return not("bytes that are not a TLS handshake");
         }
+        // Only the first record begins with the message's header.
         if wanted.is_none() && message == 0 {
             // 1 is the message type ClientHello; three bytes of length follow (RFC 8446 §4).
             match body {
@@ -133,6 +134,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                 _ => return not("bytes that are not a ClientHello"),
             }
         }
+        // The key server gets the whole hello in one frame.
         if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - RECORD_HEADERS_RESERVE_BYTES)
             || bytes.len() > keyrpc::BEGIN_BYTES_MAX
         {
@@ -171,6 +173,7 @@ async fn run_handshake<IO: Transport>(
             .take(keyrpc::EXPECTED_MAX)
             .cloned()
             .collect(),
+        // The timeout has seconds, so it always fits.
         deadline_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
         bytes: received,
     });
@@ -300,6 +303,8 @@ async fn next<IO: Transport>(
             }
         };
         tokio::select! {
+            // The answer comes first: if it refuses the peer, the peer's bytes do not matter any
+            // more.
             biased;
             answer = exchange.answer() => return answer.ok_or_else(lost),
             got = read(io, received) => {

@@ -180,6 +180,7 @@ impl RemoteKey {
         let (sender, receiver) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let job = move || {
+            // Timers and sockets of the handshake need a runtime, and this thread belongs to none.
             let _in = runtime.enter();
             NOW.set(Some(SigningContext {
                 has_signed: false,

@@ -141,6 +141,7 @@ fn print_rate(what: &str, count: usize, begun: Instant, used: f64) {
 async fn main() -> ExitCode {
     let numbers: Vec<usize> = std::env::args()
         .skip(1)
+        // `cargo bench` adds arguments that are no numbers.
         .filter_map(|a| a.parse().ok())
         .collect();
     let (signature_count, handshake_count) = (

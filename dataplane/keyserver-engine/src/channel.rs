@@ -511,6 +511,8 @@ impl RequesterChannel {
             self.core.counts.handshakes.add(1);
             HandshakeGaugeGuard(self.core.counts.handshakes.clone())
         });
+        // Numbers requests of all channels: a requester may use an id again, and a late answer to
+        // the former request must not reach the new one.
         static LAST: AtomicU64 = AtomicU64::new(0);
         let ticket = RequestTicket {
             id,
@@ -711,6 +713,8 @@ impl RequesterChannel {
                 );
                 let done = HandshakeResult {
                     bytes: &finished.send,
+                    // A handshake's bytes are limited (`HANDSHAKE_BYTES_MAX`), so their number
+                    // always fits.
                     consumed: u32::try_from(finished.consumed).unwrap_or(u32::MAX),
                     suite: finished.suite,
                     alpn: &finished.alpn,

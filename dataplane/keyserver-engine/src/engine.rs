@@ -127,6 +127,7 @@ impl KeyServerEngine {
         let own = KeyClaim {
             tenant: provider.clone(),
             trust_domain: domain,
+            // Like every certificate for which nothing else is configured.
             algorithm: KeyAlgorithm::EcdsaP256,
         };
         let trust = TrustStore::new(registry);
@@ -371,6 +372,7 @@ async fn start_channel(
     else {
         return core.counts.unauthenticated("not_a_requester");
     };
+    // A gateway belongs to no tenant, so it counts for the provider.
     let tenant = caller.tenant.as_ref().unwrap_or(&listener_state.provider);
     let (Some(_channel), Ok(_quota)) = (
         core.counts.channels.take(),
@@ -412,6 +414,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
     let mut buffer = BytesMut::with_capacity(READ_BYTES_MIN);
     let (mut drained, mut expired) = (false, false);
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    // One sweep ends everything that is due, so sweeps that a stall delayed are not repeated.
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -419,6 +422,8 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
                 Ok(n) if n > 0 => {}
                 _ => return ChannelEndReason::Requester,
             },
+            // Without open requests no deadline can pass. While the channel closes, each tick
+            // checks below whether it is idle.
             _ = sweep.tick(), if channel.waits() => channel.sweep(),
             () = drain.draining(), if !drained => {
                 drained = true;

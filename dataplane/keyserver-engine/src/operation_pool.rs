@@ -78,7 +78,8 @@ fn answers_max(queue: OperationQueue) -> usize {
 
 // Up to the largest batch (`ECDSA_BATCH_MAX`).
 const SIZES: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
-/// Buckets of the histogram of waits, in microseconds.
+/// Buckets of the histogram of waits, in microseconds: up to a second, which is as long as a
+/// requester waits for its last server.
 const WAITS: &[u64] = &[
     0, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
 ];
@@ -213,6 +214,7 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
             } else {
                 0
             };
+            // No operation waits for more microseconds than fit.
             waits.observe(u64::try_from(micros).unwrap_or(u64::MAX));
             let answer = waiting.work.work();
             answers.push((waiting.work, answer));

@@ -207,6 +207,8 @@ impl Provisioner {
             keys: RwLock::default(),
             state: Mutex::default(),
             wake: Notify::new(),
+            // The first turn looks at all entries, so that the key server's own certificate is
+            // requested at once.
             scan: AtomicBool::new(true),
             permits: Arc::new(Semaphore::new(CERTIFICATE_REQUESTS_MAX)),
             making: Semaphore::new(GENERATIONS_MAX),
@@ -631,6 +633,7 @@ impl Inner {
                     want.error.clear();
                     want.backoff.reset();
                     want.retry_at = None;
+                    // Keys that were made together must not all be renewed together.
                     let jitter = rand::rng().random_range(-1.0..=1.0);
                     // Half of the remaining life: CAs date certificates back for clocks that are
                     // late.

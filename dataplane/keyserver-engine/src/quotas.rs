@@ -161,6 +161,7 @@ impl Quotas {
         requester: &KeyRequester,
         gives_way: bool,
     ) -> Result<QuotaPermit, KeyRefusal> {
+        // A thread that panicked with the lock must not stop all others.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts
             .tenants
@@ -209,6 +210,7 @@ impl Quotas {
             Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
         account.in_use += 1;
+        // An account that was idle is in use from here on.
         *idle = idle.saturating_sub(usize::from(was_idle));
         *tenants.entry(tenant.clone()).or_default() += 1;
         Ok(QuotaPermit {

@@ -201,6 +201,7 @@ fn scan(
     for entry in entries {
         let entry = entry?;
         let path = entry.path();
+        // A pair is found by its certificate; the other files are keys and the allow list.
         if path.extension().is_none_or(|e| e != "crt") {
             continue;
         }
@@ -224,6 +225,8 @@ fn scan(
         } else if new.len() < FILES_MAX {
             new.push((service, stamps));
         } else {
+            // The others could not be used anyway, so only their number is kept: the owner may have
+            // any number of files.
             scan.over += 1;
         }
     }
@@ -336,7 +339,9 @@ impl TenantKeyFiles {
             );
         }
         self.report_misnamed(misnamed);
+        // A thread that panicked with the lock must not stop all others.
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        // The owner has removed the files of the others.
         known.retain(|name, _| key_pairs.contains_key(name));
         let now = Instant::now();
         known
@@ -344,6 +349,7 @@ impl TenantKeyFiles {
             .filter_map(|k| k.key.as_mut())
             .for_each(|slot| slot.tidy(now));
         for (name, stamps) in key_pairs {
+            // An unchanged pair is not read again.
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
@@ -414,8 +420,10 @@ impl TenantKeyFiles {
 
     /// Returns the allow list as it is in the file now.
     fn fresh(&self) -> std::sync::MutexGuard<'_, Allow> {
+        // A thread that panicked with the lock must not stop all others.
         let mut allow = self.allow.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(ALLOW);
+        // A list whose state cannot be read counts as missing, so no requester may use a key.
         let now = std::fs::metadata(&path).ok().map(|m| stamp(&m));
         // A missing file is parsed each time, so that its absence is an error at once.
         if now.is_some() && now == allow.stamp {

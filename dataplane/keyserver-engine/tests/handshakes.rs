@@ -36,6 +36,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
                 (&b"h2"[..], 0x1302, id.as_str(), 92)
             );
         }
+        // The other role once: the engine's own tests have it with RSA too.
         if tenant == "alpha" {
             let mut server = peers.server();
             assert!(matches!(
@@ -175,6 +176,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
         ServerReply::Send(Vec::new()),
         "more bytes are needed"
     );
+    // Any number of bytes that ends within a record.
     let (part, rest) = flight[spec..].split_at(100);
     channel.send_request(call.id, &KeyRequest::More { bytes: part });
     // Nothing announces that no answer comes, so the test can only wait a moment.
@@ -273,6 +275,7 @@ async fn peers_are_refused_by_name_with_an_alert() {
     let (ca, foreign) = (fixture.ca("alpha"), TestCa::new("foreign"));
     let cases = refused_peers(ca, fixture.ca("beta"), &foreign);
     let mut resources = fixture.usual();
+    // Another bundle takes the place of alpha's: it has a revocation.
     resources.retain(|r| !r.name().starts_with("alpha/alpha.example"));
     resources.push(ca.bundle("alpha", "alpha.example", false, vec![ca.revocations(&[77])]));
     fixture.publish(&resources);

@@ -77,6 +77,7 @@ async fn garbage_costs_one_request_or_one_channel() {
     for bytes in [
         vec![0xff; 64],
         vec![0; 64],
+        // The length does not count its own four bytes, so this frame is four bytes too long.
         u32::try_from(FRAME_MAX).unwrap().to_be_bytes().to_vec(),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ] {
@@ -340,6 +341,7 @@ async fn unauthenticated_requesters_get_no_channel() {
         .await
         .unwrap();
     let mut rest = Vec::new();
+    // The key server may also reset the connection.
     let _ = plain.read_to_end(&mut rest).await;
     // The two cases above with this reason, and the plain bytes.
     until("plain bytes", || refused("handshake") == 3.0).await;
@@ -392,6 +394,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     // A silent connection has two seconds.
     let begun = Instant::now();
     let mut last = connect_from("127.0.0.2", fixture.address).await.unwrap();
+    // A reset is a close, too.
     assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
     canal_timing::assert_time(
         "time until a silent connection is closed",

@@ -435,6 +435,7 @@ async fn keyless_is_refused_at_once() {
         start_call(&gateway).next().await,
         ServerReply::Signature(_)
     ));
+    // The controller does not entitle the gateway any more.
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/gateway/g1");
     fixture.publish(&resources);
@@ -498,6 +499,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
         crowd().len() == CERTIFICATE_REQUESTS_MAX
     })
     .await;
+    // Any name of the crowd will do.
     let mut call = channel.begin(&names[39], HandshakeRole::Client, &[PEER], 0);
     until("the request", || {
         fixture.value("canal_key_requests_in_flight") == 1.0
@@ -751,6 +753,7 @@ async fn a_tenant_has_so_many_services() {
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_reached_by_one_tenant_alone() {
     let fixture = KeyServerFixture::start(ServerSetup {
+        // A requester's quota is above the tenant's share, so that only the tenant's share is met.
         shares: QuotaShares {
             requester: 6,
             tenant: 4,

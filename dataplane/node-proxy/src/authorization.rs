@@ -261,6 +261,8 @@ impl PolicyInputs {
             modes: ports
                 .into_iter()
                 .map(|port| (port, mode(port)))
+                // A port without an entry has the usual mode, so entries that only repeat it are
+                // not stored.
                 .filter(|(_, mode)| *mode != usual)
                 .collect(),
         }

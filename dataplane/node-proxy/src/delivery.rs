@@ -106,9 +106,11 @@ pub(crate) async fn dial(
     client: Option<SocketAddr>,
     hop: IpAddr,
 ) -> Result<TcpStream, Undelivered> {
+    // An IPv4 client may be stated as a mapped address.
     let client = client.map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
     let options = {
         let pod = context.pod.load();
+        // The hook follows the policies a moment later, so either counts.
         let is_guarded = context.policy.load().guards_plaintext() || context.plaintext.is_guarded();
         let circumstances = Circumstances {
             own: &pod.ips,
@@ -178,6 +180,8 @@ mod tests {
 
     /// Returns cases of clients that the pod may see as they are, where answers find their way.
     fn cases_of_clients(all: &Delivery) -> Vec<SourceCase<'_>> {
+        // The source's two marks: it is not an address of the pod, and the connection goes over
+        // loopback, where no guard redirects it.
         vec![
             (
                 "a client",
@@ -252,6 +256,8 @@ mod tests {
         routes: &'a Delivery,
         none: &'a Delivery,
     ) -> Vec<SourceCase<'a>> {
+        // The marks are those of `cases_of_clients`. The substitute of IPv4 is a loopback address,
+        // so it is not foreign; that of IPv6 is.
         vec![
             (
                 "loopback",

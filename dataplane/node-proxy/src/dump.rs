@@ -110,6 +110,7 @@ fn tenant(t: &NodeTenantView) -> Value {
         .filter(|(_, e)| e.kind == GatewayEndpointKind::Address { open: false })
         .map(|(key, e)| format!("{}/{}@{}", key.namespace, key.name, e.az))
         .collect();
+    // The tables are hash maps; sorted, two dumps of one state are equal.
     closed.sort();
     let tier: Vec<Value> = t
         .entrances(None)

@@ -67,6 +67,7 @@ pub(crate) async fn establish(
     let established = tokio::select! {
         established = authenticate(&context, tcp) => established,
         () = unauthenticated.displaced() => Err((NodeRefusal::ConnectionLimit, "unauthenticated HBONE connections: closed in favour of newer connections".into())),
+        // Nothing has been admitted yet, so no end of a connection is recorded.
         () = drain.forced() => return,
     };
     let (_permit, tls, peer_identity) = match established {

@@ -113,6 +113,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
         clean,
         "node: drained; captured pods stay captured, and their connections are refused until the next start"
     );
+    // The subscriber writes its state file before the tree is forced, which would end its task.
     subscriber.stop().await;
     // The reconciler retains what the drain needs until the process's tree is forced.
     process.force();
@@ -137,6 +138,7 @@ fn begin(
         bindings: config.interface_bindings.clone(),
         pin_dir: pin_dir(config),
     };
+    // First: it needs none of the other parts, and containers without a node proxy wait for it.
     let interfaces = tokio::spawn(canal_interfaces::run(
         interfaces,
         registry.clone(),
@@ -194,6 +196,7 @@ fn begin(
         trust,
         registry,
     );
+    // Last, because serving a pod needs every part above.
     let pods = PodReconciler::new(
         config.clone(),
         capture,

@@ -96,6 +96,8 @@ pub(crate) async fn carry(
         return refuse(NodeRefusal::ConnectionLimit, Some(origin), client);
     };
     let decided = tokio::select! {
+        // A decision that is ready counts, even if the client has closed meanwhile: its log names
+        // the destination.
         biased;
         decided = decide(&local, &context, origin) => decided,
         // `decide` waits only for the first snapshot, so a connection that ends meanwhile has an

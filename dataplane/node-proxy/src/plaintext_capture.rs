@@ -138,6 +138,8 @@ impl PlaintextCapture {
             // After the timeout the pods are captured anyway.
             let _ = tokio::time::timeout(LISTENERS_TIMEOUT, listening).await;
         }
+        // Attaching programs and reading the kernel's list of connections block, so other tasks of
+        // this thread move on.
         tokio::task::block_in_place(|| {
             for context in &fresh {
                 self.attach(capture, context, &context.pod.load());

@@ -143,7 +143,9 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
             .filter(|(uid, s)| !seen.contains(*uid) && !unreadable.contains(&s.file))
             .map(|(uid, _)| uid.clone()),
     );
+    // A hash map has no order; sorted, equal scans lead to equal steps.
     c.remove.sort();
+    // Removed pods make room before new ones are added.
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
         c.refused
@@ -286,6 +288,7 @@ impl PodReconciler {
     ) {
         let mut events = watch_directory(&self.config.pods_dir);
         let mut tick = tokio::time::interval(RESCAN_INTERVAL);
+        // One scan sees all changes, so scans that a stall delayed are not repeated.
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut settled = false;
         loop {
@@ -313,6 +316,7 @@ impl PodReconciler {
                         break;
                     }
                     let changed = self.assign_identities();
+                    // Gateways that the new snapshot lacks need no record of their health.
                     worker::forget_gateways(&self.workers);
                     self.guard(&changed).await;
                 }
@@ -327,6 +331,7 @@ impl PodReconciler {
 
     /// Applies the directory's changes. Returns the pods whose policies changed.
     fn rescan(&mut self, traffic: &DrainWatcher) -> Vec<Arc<PodContext>> {
+        // Reading a directory blocks, so other tasks of this thread move on.
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {
@@ -419,6 +424,7 @@ impl PodReconciler {
         context.packets = packets.counts();
         context.delivery = CaptureBackend::prepare_delivery(&served_pod.pod);
         let context = Arc::new(context);
+        // Its result does not matter: a new pod has no open connections to reauthorize.
         assign_identity(&self.shared, &self.config, &self.identities, &context);
         self.guards.begin(&self.capture, &context);
         let (trigger, drain) = traffic.branch();

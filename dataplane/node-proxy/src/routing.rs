@@ -54,6 +54,7 @@ pub fn decide_outbound(
     pod: &LocalPod,
     destination: SocketAddr,
 ) -> Result<OutboundRoute, NodeRefusal> {
+    // An IPv6 socket that dials IPv4 has a mapped address, and tables have IPv4 addresses.
     let to = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     let reserved = ILLEGAL_PORTS.contains(&to.port());
     // Before the tenant is needed: a pod reaches itself even while its tenant is unknown or closed.
@@ -81,6 +82,7 @@ pub fn decide_outbound(
         // Other ports of the tier's addresses are refused below.
         Some(GatewayAddressTarget::Tier) | None => {}
     }
+    // The services' addresses within these ranges were routed above; no pod dials any other.
     if tenant.is_gateway(to.ip()) {
         return Err(NodeRefusal::GatewayAddress);
     }
@@ -180,8 +182,10 @@ pub fn decide_inbound(
     let tenant = view
         .tenant(&pod.tenant)
         .ok_or_else(|| refuse(NodeRefusal::TenantUnknown))?;
+    // A dual-stack listener reports an IPv4 destination as a mapped address.
     let dialled = dialled.to_canonical();
     let (target, service) = match authority {
+        // A tunnel leads only to the address that was dialled, and never on to another host.
         ConnectAuthority::Address(a) if a.ip().to_canonical() != dialled => {
             return Err(refuse(NodeRefusal::DestinationMismatch));
         }
@@ -248,6 +252,7 @@ pub fn decide_plain(
     peer: SocketAddr,
     from_node: impl FnOnce(SocketAddr, SocketAddr) -> bool,
 ) -> Result<AdmittedConnection, AuthorizationRefusal> {
+    // A dual-stack listener reports IPv4 addresses as mapped ones.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let target = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     if ILLEGAL_PORTS.contains(&target.port()) {

@@ -215,6 +215,8 @@ impl NodeSnapshot {
                 _ => {}
             }
         }
+        // Sorted, because resources arrive in any order, and gateways are tried in the order of
+        // this list.
         for t in tenants.values_mut() {
             t.replicas.sort_by(|a, b| a.label.cmp(&b.label));
             t.tier.sort_by(|a, b| a.az.cmp(&b.az));

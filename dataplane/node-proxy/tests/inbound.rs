@@ -160,6 +160,8 @@ fn a_bad_request_is_counted_and_logged_while_its_connection_lives() {
 fn a_tunnel_waits_for_the_nodes_first_configuration() {
     let fixture = NodeFixture::new(&NodeSetup::default());
     echo(fixture.ns.listen(APP));
+    // The client has no name (`canal-source`), so the application sees the hop, which dials from
+    // the pod itself.
     let identity = fixture.context.identity.swap(None).unwrap();
     let opened = run(async {
         let later = async {

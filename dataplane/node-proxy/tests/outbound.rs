@@ -478,6 +478,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(failures("gateway"), 1.0, "no socket listens there");
     dial("ejected", 5_000);
     assert_eq!(failures("gateway"), 1.0, "avoided");
+    // Both connections are streams of one HBONE connection.
     assert_eq!(far.connections.load(Relaxed), 1);
 
     let mute = fixture.gateway(NEAR, GatewayBehavior::Mute);
@@ -876,6 +877,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     );
     // The AZ is reachable again, and so is the old connection: TCP retransmits the lost segments.
     fixture.outside.ip(&format!("addr add {NEAR}/32 dev out0"));
+    // Until its ejection has ended, the near gateway is tried last.
     std::thread::sleep(attempt_timeouts().ejection.0);
     // Only later reports count.
     while near.saw.try_recv().is_ok() {}

@@ -1,5 +1,5 @@
 //! SPIFFE Workload API as an application in a pod uses it: both sockets, renewal, changes of
-//! bundles, and limits.
+//! bundles, and limits. Each test has two threads: `LabNetns::within` blocks one of them.
 
 use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;
@@ -277,6 +277,7 @@ async fn an_application_is_handed_its_own_certificate_over_both_sockets() {
     assert!(other.within(|| std::net::TcpStream::connect(("127.0.0.1", PORT)).is_err()));
 }
 
+// A second worker, because calls into the pod's namespace block one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_and_bundles_are_pushed() {
     let pod = ApiPod::new().await;
@@ -436,6 +437,7 @@ async fn refusals_have_the_standards_codes() {
     );
 }
 
+// A second worker, because calls into the pod's namespace block one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_and_connections_are_limited_by_name() {
     let pod = ApiPod::new().await;

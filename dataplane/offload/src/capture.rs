@@ -119,6 +119,7 @@ impl CapturePrograms {
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(options: &CaptureOptions) -> Result<Self, OffloadError> {
+        // Before libbpf loads anything: a refusal quotes the verifier's last messages.
         journal::install();
         let pins = options
             .pin_dir

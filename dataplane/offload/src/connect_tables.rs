@@ -188,6 +188,7 @@ impl ConnectTables {
         let destinations = self.destinations.name();
         let ranges = self.ranges.name();
         let destination = |ip: &IpAddr| DestinationKey::new(tenant, *ip);
+        // In the map, 0 stands for a range that refuses nothing.
         let put_range = |range: &IpNet, v: &Option<Verdict>| {
             self.ranges
                 .put(&range_key(tenant, *range), &v.map_or(0, |v| v as u32))

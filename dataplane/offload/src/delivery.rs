@@ -190,6 +190,8 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
             .map(|d| d.index)
             .filter(|index| *index != LOOPBACK_INDEX)
             .take(DEVICES_MAX);
+        // Each route has a metric of its own, because the kernel refuses a second route with the
+        // same one.
         for (n, index) in (0u32..).zip(others) {
             let by_device = route(
                 family,

@@ -223,6 +223,7 @@ pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()?;
+            // Taken out, so that it closes after the script, and nft sees the end of its input.
             if let Some(mut stdin) = child.stdin.take() {
                 stdin.write_all(script.as_bytes())?;
             }

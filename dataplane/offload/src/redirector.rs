@@ -144,6 +144,7 @@ impl RedirectorPrograms {
                 ))
             })
             .transpose()?;
+        // Looked up before the programs are loaded, because loading pins new maps.
         let adopted = pins.as_ref().is_some_and(|(p, _)| p.has_maps());
         let object = tier::load(
             SOURCE,

@@ -86,6 +86,7 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
         b.push(format!("link del {dev}"));
     }
     if !found.link.as_deref().is_some_and(|l| fits(l, t)) {
+        // Without ports of its own, the kernel selects the source port by the flow.
         let ports = source_ports(t).unwrap_or_default();
         b.push(
             format!(
@@ -102,11 +103,13 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
         }
     }
     b.push(format!("link set {dev} mtu {} up", t.mtu));
+    // No interface has the services' addresses, so this route makes their sessions local.
     b.push(format!("route replace local {SERVICE4} dev lo"));
     b.push(format!(
         "neigh replace {NEXT4} lladdr {} nud permanent dev {dev}",
         mac(EDGE_MAC)
     ));
+    // `onlink`, because the device has no IPv4 subnet in which the neighbor would be.
     b.push(format!(
         "route replace default via {NEXT4} dev {dev} onlink table {TABLE}"
     ));
@@ -127,7 +130,9 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
     if !found.has_ipv6 {
         return [v4, b];
     }
+    // The replica's inner address contains its underlay address, from which other hosts derive it.
     let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
+    // `nodad`, because no other host answers on the device, and detection would delay the address.
     b.push(format!("addr replace {own}/128 dev {dev} nodad"));
     b.push(format!("route replace local {SERVICE6} dev lo"));
     b.push(format!(

@@ -384,6 +384,7 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
         ..SETTINGS
     });
     let id = ServiceId::new(SPREAD).unwrap();
+    // Any seed would do; a fixed one makes a failure repeatable.
     let mut random = FrameRandom(0x1234_5678_9abc_def0);
     // Many clients for each of the 128 buckets.
     for i in 0..2000u32 {
@@ -550,6 +551,7 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
         ),
         (
             "an error is not answered",
+            // The error quotes the whole packet, so it is too large itself.
             from_node(&unreachable(
                 "10.1.1.2",
                 "10.9.0.1",
@@ -607,6 +609,7 @@ fn sizes() -> Vec<GsoCase> {
     // The headers are 20 + 32 bytes, or 40 + 32 for IPv6.
     // At the MTU of 1400, 1348 bytes of data fit over IPv4, 1328 over IPv6, and 1372 by UDP.
     let data = |n: usize| vec![7u8; n];
+    // The error quotes the whole packet, so it is too large itself.
     let error4 = unreachable(
         "10.1.1.2",
         "10.9.0.1",
@@ -672,6 +675,7 @@ fn sizes() -> Vec<GsoCase> {
         ("an error is not answered", error4, 0, Err("too_big")),
         (
             "many segments that fit",
+            // 3,300 bytes of data are more than two segments.
             tcp(POD, SVC, ACK, &data(3300)),
             1348,
             Err("to_replica"),

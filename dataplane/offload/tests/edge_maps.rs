@@ -213,6 +213,7 @@ fn the_next_process_finds_the_maps_and_nothing_else_is_left() {
     }
     let second = EdgeProgram::attach(&options).unwrap();
     assert!(second.is_adopted());
+    // The present version is 3 (`CANAL_TIER_ABI`); the pins of the edge's version 0 are removed.
     assert_eq!(
         (second.hosts().all().unwrap(), names(dir)),
         (

@@ -318,6 +318,7 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
     let app = pod.ns.listen("0.0.0.0:80");
     let args = format!("{} {}", pins.path().display(), pod.ns.path().display());
     let mut first = CaseProcess::start(&pod.ns, None, "proxy", &[&args]);
+    // The process prints whether it adopted a pin; the first one finds none.
     assert_eq!(first.line(), "false");
     let to = format!("{V4}:80");
     let _open = pod.dial(&to).unwrap();
@@ -380,6 +381,7 @@ fn nftables_captures_inbound_when_bpf_is_refused() {
     // The second call replaces the same rules.
     nft::take_inbound(&pod.ns.path()).unwrap();
     nft::take_inbound(&pod.ns.path()).unwrap();
+    // The rules redirect new connections only.
     before.write_all(b"hi").unwrap();
     accepted.read_exact(&mut [0; 2]).unwrap();
     let (v4, v6) = (pod.proxy(ListenerFamily::V4), pod.proxy(ListenerFamily::V6));
@@ -410,6 +412,7 @@ fn nftables_captures_inbound_when_bpf_is_refused() {
         std::io::ErrorKind::ConnectionRefused,
         "no proxy"
     );
+    // The second call finds no rules, which is no error.
     nft::leave_inbound(&pod.ns.path()).unwrap();
     nft::leave_inbound(&pod.ns.path()).unwrap();
     assert_eq!(

@@ -41,6 +41,7 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     ns.ip("-6 route add default dev pod0");
     let cgroup = Cgroup::new();
     Redirect::apply(&ns.path(), &cgroup.dir, &[MARK]).unwrap();
+    // The second call replaces the same rules.
     let again = Redirect::apply(&ns.path(), &cgroup.dir, &[MARK]).unwrap();
     assert_eq!(again.netns(), ns.path());
     let (v4, v6) = (ns.listen("127.0.0.1:15001"), ns.listen("[::1]:15001"));

@@ -95,6 +95,7 @@ fn scene() -> RedirectorFixture {
         put_table(&redirector, service, chain);
     }
     let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
+    // Any ports would do: the listeners are found by steering and not by their ports.
     let dns = netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
     let plain = netns.listen("[::]:20000");
     steering.set(ServiceListener::Dns, &dns).unwrap();
@@ -492,6 +493,7 @@ fn only_sessions_of_the_kernel_are_owned() {
         for (case, from, to) in &owned {
             let case = format!("{case} from {from}, listening: {listening}");
             let from_text = from.to_string();
+            // A half-open request ends with its listener.
             if listening || !case.starts_with("request") {
                 for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
                     // The program compares the acknowledgment only with half-open sessions; for
@@ -732,6 +734,7 @@ fn every_refusal_has_a_counter() {
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
     // The edited bytes: the outer IPv4 header begins at 14 and the VXLAN header at 42, whose VNI
     // ends with byte 48. The type of the inner Ethernet header ends with byte 63.
+    // 0x46 is an IPv4 header with options, and 0x20 at byte 20 says that more fragments follow.
     for (case, frame, counter) in [
         (
             "an unknown host",

@@ -517,6 +517,7 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
         let header = if service.is_ipv6() { 0 } else { 20 };
         let from = loop {
             let (length, from) = raw.recv_from(&mut packet).unwrap();
+            // Other packets of ICMP are passed over, for example neighbor discovery.
             if length > header && packet[header] == unreachable {
                 break from.ip();
             }
@@ -911,6 +912,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
             s.set_reuse_port(true).unwrap();
             s.bind(&"[::]:20080".parse::<SocketAddr>().unwrap().into())
                 .unwrap();
+            // Any backlog would do: the test dials one connection after the other.
             s.listen(128).unwrap();
             TcpListener::from(s)
         })

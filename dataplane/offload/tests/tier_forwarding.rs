@@ -166,6 +166,8 @@ impl TierForwardingFixture {
             pin_dir: None,
             settings: EdgeProgramSettings {
                 address: EDGE,
+                // The numbers of tunnels and their first port are arbitrary; the MTU is that of the
+                // pod's device.
                 tunnels: 4,
                 aggregate: true,
                 tunnel_port: 40_000,

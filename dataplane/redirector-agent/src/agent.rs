@@ -614,6 +614,7 @@ impl Inner {
                 ScanDecision::Scan => {}
             }
         }
+        // Reading from the kernel blocks, so no worker of the runtime does it.
         let sockets = self.config.sockets.clone();
         let read = tokio::task::spawn_blocking(move || sockets.scan(begun + SCAN_TIMEOUT)).await;
         let took = begun.elapsed();

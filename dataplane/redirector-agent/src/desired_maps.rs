@@ -282,6 +282,7 @@ fn decide_rates(
         .iter()
         .map(|(scope, throttle)| (*scope, throttle.sessions, throttle.packets))
         .collect();
+    // Without limits the buckets need not be counted.
     if all.is_empty() {
         return BTreeMap::new();
     }
@@ -530,6 +531,7 @@ pub(crate) mod tests {
                 .map(|n| replica(&format!("g{n}"), n, &format!("250.1.0.{n}"), n != 2))
                 .collect()
         };
+        // Eight is the length of the longest chain.
         for replicas in 1..=8u32 {
             let mut table = table_of("alpha/default/web", 7, "az1", 1, &[1]);
             if let Resource::Table(table) = Arc::make_mut(&mut table) {

@@ -155,6 +155,7 @@ impl RedirectorReconciler {
         pass.put_missing("canal_replicas", replicas, &mut have.replicas, |k, v| {
             kernel.put_replica(*k, Some(*v))
         });
+        // A write that fails is tried again, because `have` still differs then.
         if let Some((number, edge)) = *own
             && have.own != *own
             && pass.record("canal_self", &number, kernel.set_self(number, edge))

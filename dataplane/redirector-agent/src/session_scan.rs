@@ -300,6 +300,7 @@ fn read(
                 .and_then(|b| Some(i32::from_ne_bytes(b.try_into().ok()?)))
             {
                 Some(problem) if problem < 0 => {
+                    // The smallest number has no negative; no kernel sends it.
                     return Err(io::Error::from_raw_os_error(problem.saturating_neg()).into());
                 }
                 _ if kind == DONE => return Ok(true),

@@ -81,6 +81,8 @@ pub(super) async fn follow(
     {
         Ok(c) => c,
         Err(e) => {
+            // Only a connection may succeed when it is tried again; the configuration needs an
+            // operator.
             let reason = if matches!(e, ControllerConnectError::Connect { .. }) {
                 "connect"
             } else {
@@ -176,6 +178,7 @@ async fn receive(
                 };
             }
         };
+        // Before the response is applied, because resources of two stores must not mix.
         match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
         {
             // Later responses of a stream need not name the store, and some controllers name none.

@@ -373,6 +373,7 @@ pub(super) fn examine(
         .removed_resources
         .iter()
         .filter(|name| named[name.as_str()] == 1)
+        // A name that is not in the state needs no removal.
         .filter(|name| resources.is_some_and(|m| m.contains_key(name.as_str())))
         .map(|name| (kind, name.clone()))
         .collect();

@@ -495,9 +495,11 @@ impl TrustStore {
                 received.entry(b.tenant.clone()).or_default().push(r);
             }
         }
+        // Sorted, because each list is compared with that of before, whatever the order of arrival.
         received
             .values_mut()
             .for_each(|list| list.sort_by_cached_key(|r| r.name()));
+        // A thread that panicked with the lock must not stop all others.
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         // A tenant whose last bundle is gone gets an empty snapshot.
         let gone: Vec<_> = places

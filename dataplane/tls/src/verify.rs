@@ -228,6 +228,7 @@ impl PeerVerifier {
         if anchors.blocks(&identity) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
         }
+        // A view without bundles has no cache.
         let key = self
             .trust
             .shared

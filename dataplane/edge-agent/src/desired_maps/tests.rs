@@ -43,6 +43,7 @@ fn read_input(text: &str) -> ControllerInput {
         let words: Vec<&str> = line.split_whitespace().collect();
         let list = |i: usize| words[i].split(',').map(|s| s.to_string());
         let key = |s: &str| -> canal_model::ids::ServiceKey {
+            // The cases name no namespace, because a service's name alone distinguishes them.
             s.replacen('/', "/shop/", 1).parse().unwrap()
         };
         let resource = match words[0] {
@@ -54,6 +55,7 @@ fn read_input(text: &str) -> ControllerInput {
                     name: name.parse().unwrap(),
                     az: az("az1"),
                     underlay: words[2].parse().unwrap(),
+                    // No case depends on the MAC address.
                     mac: [2, 0, 0, 0, 0, 7],
                     pod_cidrs: list(3).map(|c| c.parse().unwrap()).collect(),
                 })
@@ -134,6 +136,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
         }
         t.chains[0]
             .iter()
+            // 0 stands for no replica.
             .filter(|n| **n != 0)
             .for_each(|n| write!(line, " {n}").unwrap());
         lines.push(line);

@@ -216,6 +216,7 @@ fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
     ]);
     assert_eq!(name(k.set_input(all)), nodes(&["n3", "n4"]));
     assert_eq!(k.tables.content.replicas.len(), 1, "the replica is known");
+    // An entry counts when it is newly omitted, and n3 was before.
     assert!(shows(
         &registry,
         "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 2"

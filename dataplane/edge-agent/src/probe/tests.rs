@@ -121,6 +121,7 @@ async fn silence_and_refusal_have_their_names() {
         .await,
         ProbeOutcome::Timeout
     );
+    // The listener closes at the end of this statement, so nothing listens at its port.
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -216,6 +217,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     prober.follow(&BTreeMap::new());
     serving.abort();
     // A prober that still ran would probe several times, and report the replica as down.
+    // Ten times the interval of the probes.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(
         *changes.0.lock().unwrap(),

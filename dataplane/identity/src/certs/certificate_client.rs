@@ -156,6 +156,7 @@ impl CertificateClient {
         );
         let message = IstioCertificateRequest {
             csr,
+            // No operator configures a lifetime that does not fit; the longest one stands for it.
             validity_duration: i64::try_from(self.validity.as_secs()).unwrap_or(i64::MAX),
             metadata: Some(Struct {
                 fields: fields.into_iter().collect(),

@@ -557,6 +557,7 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
     );
 }
 
+// A second worker, because the fake controller below blocks one with `thread::sleep`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_and_component_keys_are_on_no_disk() {
     // Certificates live longer than the test, so that none is renewed.
@@ -569,6 +570,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
             .await
             .is_some()
     );
+    // Without a file: the key is kept in memory only.
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
     let alice = source.credential(&identity(ALICE));
     assert!(alice.first().await.is_some());
@@ -595,7 +597,8 @@ async fn remote_and_component_keys_are_on_no_disk() {
     let seen = fixture.requests.clone();
     fixture.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
-        // Long enough that `forget` below comes before the answer.
+        // Long enough that `forget` below comes before the answer. It blocks one of the two
+        // threads.
         std::thread::sleep(Duration::from_millis(300));
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });

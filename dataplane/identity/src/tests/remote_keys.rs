@@ -537,6 +537,7 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let said = c.unwrap().0.read_u8().await.unwrap_err().to_string();
     assert!(said.contains("alert"), "{said}");
     // A peer that does not wait for the refusal is counted under the same name.
+    // The buffer takes whole flights, so that neither side waits for the other to read.
     let (near, far) = duplex(64 << 10);
     let (left, refused) = tokio::join!(
         // Dropping the connection closes it before the refusal arrives.

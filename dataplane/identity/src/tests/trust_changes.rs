@@ -201,6 +201,7 @@ fn wrong_certificates(ca: &TestCa) -> Vec<CertificateCase> {
         (
             // The chain may have 32 KiB (`CHAIN_BYTES_MAX`).
             "33 KiB",
+            // 600 names of about 60 bytes exceed it.
             made(&|p| p.subject_alt_names.extend(names(600))),
             HandshakeFailure::ChainTooLarge,
         ),
@@ -440,6 +441,7 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
     );
     let client = ClientIdentity::new(alice.clone()).trusting(listener.view());
     let srv = server(bob).trusting(listener.view());
+    // The buffer takes whole flights, so that neither side waits for the other to read.
     let (near, far) = tokio::io::duplex(64 << 10);
     let expected = expect(&[BOB]);
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
@@ -544,6 +546,7 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
             beta.bundle("alpha", "beta.example", true, vec![]),
         ])
         .unwrap();
+    // The buffer takes whole flights, so that neither side waits for the other to read.
     let (near, far) = tokio::io::duplex(64 << 10);
     let (expected, client, srv) = (expect(&[BOB]), mallory(), listener.server());
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
@@ -584,6 +587,7 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     let client = |name: &str| {
         ClientIdentity::new(listener.ca.credential(&identity(name))).trusting(listener.view())
     };
+    // Any buffer would do that takes whole flights.
     let open = async |name: &str| {
         let (near, far) = tokio::io::duplex(256 << 10);
         let (expected, client, srv) = (expect(&[BOB]), client(name), listener.server());

@@ -377,6 +377,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                         // those of `direction`.
                         received: ReceivedRecords::default(),
                         direction: Some(RecordDirection::new(&made.client)),
+                        // No byte waits: the server expects this flight now.
                         pause: usize::MAX,
                         schedule: Some(made),
                         traffic: Some(client),
@@ -417,6 +418,7 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         transcript: hello.clone(),
         received: ReceivedRecords::read(&hello),
         direction: None,
+        // No byte waits unless the script says so.
         pause: usize::MAX,
         schedule: None,
         traffic: None,

@@ -43,6 +43,7 @@ fn records_around_the_hello() -> Vec<HostileCase> {
             |m| [&[22, 5, 5], &one(m)[3..]].concat(),
             refused(Protocol, DECODE),
         ),
+        // rustls treats content types that it does not know as undecodable.
         wired(
             "unknown content type",
             |m| record(99, m),
@@ -65,6 +66,7 @@ fn records_around_the_hello() -> Vec<HostileCase> {
             |m| [record(ALERT, &[2, 40]), one(m)].concat(),
             dropped(Alert),
         ),
+        // A close is only a warning here, so the server goes on to wait for the hello.
         wired("a close only", |_| record(ALERT, &[1, 0]), dropped(Timeout)),
         // The alert is not encrypted, so an attacker on the path may have sent it. Only the
         // following bytes count.
@@ -118,6 +120,7 @@ fn changes_of_cipher() -> Vec<HostileCase> {
             dropped(Protocol),
         ),
         wired(
+            // Its only value is 1; another one is an unexpected message (RFC 8446 §5).
             "a change of cipher to 2",
             |m| [one(m), record(CHANGE, &[2])].concat(),
             refused(Protocol, UNEXPECTED),
@@ -186,6 +189,8 @@ fn records_within_the_hello() -> Vec<HostileCase> {
             dropped(Protocol),
         ),
         wired(
+            // The keys change behind a ClientHello, so no message may follow it in its record (RFC
+            // 8446 §5.1).
             "two hellos in one record",
             |m| one(&m.repeat(2)),
             refused(Protocol, UNEXPECTED),

@@ -60,6 +60,8 @@ fn messages_other_than_a_client_hello() {
         case("nothing, closed", Opening::raw([]).closed(), dropped(Io)),
         raw(
             "SSLv2",
+            // The record's length with its highest bit set, type 1, version 2.0: TLS reads the
+            // length as a content type.
             [0x80, 0x2e, 1, 0, 2, 0, 5, 0, 0, 0, 16, 1, 0, 128, 7, 0, 192],
             refused(Protocol, DECODE),
         ),
@@ -191,6 +193,7 @@ fn versions() -> Vec<HostileCase> {
             refused(Version, VERSION),
         ),
         hello(
+            // 0x7a7a is a value of GREASE, and 3.5 no version yet.
             "unknown versions and 1.3",
             |h| h.set(VERSIONS, &[6, 0x7a, 0x7a, 3, 5, 3, 4]),
             up(),
@@ -200,6 +203,8 @@ fn versions() -> Vec<HostileCase> {
 
 /// Returns cases with other cipher suites, compression methods and session ids.
 fn suites_and_sessions() -> Vec<HostileCase> {
+    // 0x13xx are suites of TLS 1.3: 02 is AES-256, 03 ChaCha20, 04 and 05 are CCM. 0xc02b and
+    // 0xc02f are of TLS 1.2, and 0x7a7a is a value of GREASE.
     vec![
         hello(
             "ChaCha20 only",
@@ -232,6 +237,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
+            // Unassigned numbers, before the one suite that the server shares.
             "thousands of suites",
             |h| h.change(|h| h.suites = (0x2000..0x4000).chain([AES128]).collect()),
             up(),
@@ -254,6 +260,7 @@ fn suites_and_sessions() -> Vec<HostileCase> {
         ),
         hello("no session id", |h| h.change(|h| h.session = vec![]), up()),
         hello(
+            // A session id has 32 bytes at most (RFC 8446 §4.1.2).
             "a session id of 33 bytes",
             |h| h.change(|h| h.session = vec![1; 33]),
             refused(Protocol, DECODE),
@@ -282,6 +289,7 @@ fn sizes() -> Vec<HostileCase> {
         ),
         hello(
             "a thousand unknown extensions",
+            // IANA has assigned none of these numbers.
             |h| (0x4000..0x4400).fold(h, |h, kind| h.with(kind, &[1])),
             up(),
         ),
@@ -297,6 +305,7 @@ fn sizes() -> Vec<HostileCase> {
             up(),
         ),
         wired_as(
+            // Close to the 65,535 bytes of a message; the rest of the hello fits in as well.
             "padding of 65200 bytes",
             |h| h.set(PADDING, &[0; 65_200]),
             up(),
@@ -328,6 +337,7 @@ fn sizes() -> Vec<HostileCase> {
             dropped(Timeout),
         ),
         case(
+            // As a header, the ones announce 65,793 bytes of a ClientHello, more than rustls reads.
             "64 KiB of one hello, then the end",
             Opening::raw(records(HANDSHAKE, &vec![1; 64 << 10], 1 << 14)).closed(),
             dropped(Protocol),
@@ -664,6 +674,8 @@ fn keys_and_early_data() -> Vec<HostileCase> {
 
 /// Returns cases with other protocols and signature schemes.
 fn protocols_and_signatures() -> Vec<HostileCase> {
+    // Schemes of RFC 8446 §4.2.3: 0x02xx are with SHA-1, 0x0804 and 0x0401 with RSA. The server's
+    // key is ECDSA.
     vec![
         // ALPN fails only if the client offers protocols and none is shared (RFC 7301 §3.2).
         hello("no protocols", |h| h.without(ALPN), up()),

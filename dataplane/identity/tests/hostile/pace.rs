@@ -107,6 +107,7 @@ fn slow_handshakes_time_out() {
         "closes within a record",
         64 << 10,
         HandshakeFailure::Io,
+        // The record's header of five bytes is complete, and its content is not.
         async |mut io, s| io.write_all(&first(s)[..9]).await.unwrap(),
     );
     check(

@@ -248,6 +248,7 @@ fn the_secrets_are_those_of_the_connection() {
             }
         }
         let full = [b"tls13 ", label].concat();
+        // HkdfLabel is a length, a label with its length, and an empty context (RFC 8446 §7.1).
         let (wide, size) = ((length as u16).to_be_bytes(), [full.len() as u8]);
         let mut out = vec![0; length];
         let info: [&[u8]; 4] = [&wide, &size, &full, &[0]];
@@ -481,6 +482,7 @@ fn a_revoked_peer_is_refused() {
         run_handshake(
             &mut handshake,
             &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"),
+            // In one piece, which is larger than a flight.
             1 << 16,
             b"",
         )
@@ -505,6 +507,7 @@ fn unknown_peers_are_refused_by_name() {
     let server = || RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
     let mut wrong = peer(&ca, &issued, HandshakeRole::Client, b"http/1.1");
     assert!(matches!(
+        // In one piece, which is larger than a flight.
         run_handshake(&mut server(), &mut wrong, 1 << 16, b""),
         HandshakeStep::Failed {
             refusal: KeyRefusal::PeerProtocol,
@@ -528,6 +531,7 @@ fn unknown_peers_are_refused_by_name() {
             HandshakeStep::Done(_) => panic!("that was no handshake"),
         }
     }
+    // Either rustls or the limit of bytes refuses it first; both are right.
     assert!(
         matches!(
             refused,
@@ -555,6 +559,7 @@ fn unknown_peers_are_refused_by_name() {
     ] {
         match server().step(garbage) {
             HandshakeStep::Failed { refusal, .. } => {
+                // A fatal alert of the peer has its own name; everything else breaks the protocol.
                 assert!(
                     matches!(refusal, KeyRefusal::PeerProtocol | KeyRefusal::PeerAlert),
                     "{refusal}"

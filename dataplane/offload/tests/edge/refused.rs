@@ -271,6 +271,8 @@ fn malformed() -> Vec<Refused> {
     // `edit` changes one byte: the outer IPv4 header is at 14, UDP at 34, VXLAN at 42, the inner
     // packet at `HEAD`. An IPv4 header has its length in bytes 2 and 3. The TCP header's length is
     // in its byte 12, that is at `HEAD` + 32.
+    // An IPv4 header begins with version and length in words of 4 bytes: 0x45 has no options. 0x08
+    // is the one flag of VXLAN. A TCP header's length is in the upper half of its byte.
     let syn = tcp(POD, SVC, SYN, b"");
     vec![
         (

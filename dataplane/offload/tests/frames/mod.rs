@@ -275,6 +275,7 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
             40 + usize::from(u16::from_be_bytes([p[4], p[5]])),
         );
     }
+    // A packet that an ICMP error quotes is cut, but states its whole length.
     let body = &p[head..length.min(p.len())];
     let over = pseudo(from, to, protocol, length - head);
     let port = |at: usize| u16::from_be_bytes([body[at], body[at + 1]]);

@@ -57,6 +57,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
         s.set_nonblocking(true)?;
         match s.connect(&to.into()) {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            // The case is about a pending connection, so any other result is reported.
             other => return other.map(|()| "connected at once".to_string()),
         }
         let mut p = [rustix::event::PollFd::new(

@@ -49,14 +49,17 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
         p.extend(to.port().to_be_bytes());
     };
     match kind {
+        // Type, code, no checksum yet, any identifier, and the first sequence number.
         "echo" => p.extend([if to.is_ipv4() { 8 } else { 128 }, 0, 0, 0, 0, 7, 0, 1]),
         "frame" => {
             ports(&mut p);
+            // The rest of UDP's header: the length with its own 8 bytes, and no checksum.
             p.extend((8 + TEXT.len() as u16).to_be_bytes());
             p.extend([0, 0]);
         }
         "sctp" => {
             ports(&mut p);
+            // The rest of SCTP's header: no verification tag and no checksum.
             p.extend([0; 8]);
         }
         "tcp" => {

@@ -23,6 +23,7 @@ pub(super) type SegmentCase = (&'static str, u32, u8, u8, SegmentReceiver, &'sta
 fn syns() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Local, "new"),
+        // 0xc0 are the flags ECE and CWR (RFC 3168).
         ("SYN with ECN", 1, 0, SYN | 0xc0, Local, "new"),
         (
             "SYN behind the head",

@@ -156,7 +156,8 @@ fn fill(
     let serial = zones.generation as u32;
     match found {
         ZoneLookup::Service(mut addresses) => {
-            // Clients use the first address, so the order depends on the query's ID.
+            // Clients use the first address, so the order depends on the query's ID. A service may
+            // have no address, for which there is no remainder.
             let at = usize::from(answer.id())
                 .checked_rem(addresses.len())
                 .unwrap_or(0);

@@ -106,6 +106,7 @@ impl DnsServer {
             dropped,
             &["tenant", "reason"],
         );
+        // An old connection has most likely had its answers; a new one still waits for them.
         let (kind, revocation_order) = (ShareKind::DnsConnections, RevocationOrder::OldestFirst);
         let connections = TenantLimit::new(TenantLimitConfig {
             kind,

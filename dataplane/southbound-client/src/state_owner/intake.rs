@@ -48,6 +48,7 @@ impl StateOwner {
                 refused,
                 earlier,
             }) => {
+                // Even with refused resources: the others are in force.
                 self.accepted(of, refused.is_empty());
                 // Only a new stream can tell the controller that an acknowledged resource was
                 // refused later.
@@ -61,7 +62,8 @@ impl StateOwner {
                     .collect();
                 let text = named
                     .iter()
-                    // The text stays short; `named` lists all.
+                    // The text stays short: eight examples show an operator what is wrong, and
+                    // `named` lists all.
                     .take(8)
                     .map(|(_, why)| why.as_str())
                     .collect::<Vec<_>>()
@@ -104,6 +106,7 @@ impl StateOwner {
     }
 
     fn try_take(&mut self, response: &DeltaDiscoveryResponse) -> Result<IntakeOutcome, NackReason> {
+        // While another state is coming in, every response belongs to it.
         if let Some(incoming) = self.incoming.take() {
             return self.try_replace(incoming, response);
         }
@@ -484,6 +487,7 @@ fn deliver_halves(
     let (first, second) = parts.split_at(parts.len() / 2);
     [first, second]
         .into_iter()
+        // A single part has no smaller half, and the whole was tried already.
         .filter(|half| !half.is_empty() && half.len() < parts.len())
         .for_each(|half| build_up.add(half));
     let BuildUp {

@@ -94,6 +94,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
         .exchange(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
         .await;
     let (origin, generation, mut put, mut removed, counts) = fixture.updates().remove(0);
+    // A whole state arrives in no particular order.
     put.sort();
     removed.sort();
     assert_eq!(

@@ -271,6 +271,7 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
     let subscriber = fixture.start_through(&elsewhere, address);
     assert!(subscriber.ready() && !subscriber.status().live);
     let (origin, generation, mut names, _, counts) = fixture.updates().remove(0);
+    // A whole state arrives in no particular order.
     names.sort();
     assert_eq!(
         (origin, generation, counts),

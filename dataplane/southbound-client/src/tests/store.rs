@@ -154,6 +154,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let (origin, generation, mut put, mut removed, counts) = fixture.updates().remove(0);
+    // A whole state arrives in no particular order.
     put.sort();
     removed.sort();
     assert_eq!(

@@ -208,6 +208,7 @@ pub(crate) fn hand_over<IO: Transport>(
         |parts: &TrafficKeyParts<'_>| TrafficSecret::new(suite, parts.secret).ok_or_else(none);
     let (own_secret, peers_secret) = (secret(&own)?, secret(&peers)?);
     let attached = sys::tls_attach(tcp).and_then(|()| sys::tcp_bytes_queued(tcp));
+    // Without the number of bytes that TCP has, the sent records could not be counted.
     let Ok(Some(before)) = attached else {
         return Ok(KtlsHandover::Not(io, "refused"));
     };

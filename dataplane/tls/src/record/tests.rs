@@ -174,6 +174,7 @@ pub(super) async fn converse<
     b: &mut B,
 ) {
     // The period of 251 divides no record's length, so data that is out of place is noticed.
+    // 200,000 bytes are twelve full records and a part.
     let data: Vec<u8> = (0..200_000u32).map(|n| (n * 7 % 251) as u8).collect();
     for (from, to) in [(0, 1), (1, 0)] {
         let (x, y): (&mut dyn AsyncDuplex, &mut dyn AsyncDuplex) = if (from, to) == (0, 1) {

@@ -448,6 +448,7 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
         .count();
     // Handshakes that time out early free places, and threads that take their jobs late keep some
     // occupied.
+    // The lower bound leaves room for ten places that become free early; nobody measured it.
     assert!((10..=20 + THREADS).contains(&busy), "{busy}");
     assert_eq!(
         fixture.metric("canal_keys_handshakes_busy_total"),

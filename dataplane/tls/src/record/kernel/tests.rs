@@ -450,6 +450,7 @@ async fn early() {
     ];
     for (name, behind, cut, taken) in cases {
         let (mut sealer, out, whole) = sealed(&behind);
+        // The largest number stands for all bytes.
         let cut = whole.saturating_add_signed(cut).min(out.len());
         let (mut near, far) = tcp_pair().await;
         let mut got = Vec::new();
