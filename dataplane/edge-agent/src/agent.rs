@@ -289,8 +289,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     )?;
     let sources = ObserveSources {
         dump: Box::new(move |_| dump.json()),
-        // An edge serves no requests, so it has neither a tap nor an access log.
-        tap: None,
+        tap: None, // An edge serves no requests, so it has neither a tap nor an access log.
         logs: None,
         registry: registry.clone(),
     };

@@ -435,9 +435,8 @@ async fn keyless_is_refused_at_once() {
         start_call(&gateway).next().await,
         ServerReply::Signature(_)
     ));
-    // The controller does not entitle the gateway any more.
     let mut resources = fixture.usual();
-    resources.retain(|r| r.name() != "alpha/gateway/g1");
+    resources.retain(|r| r.name() != "alpha/gateway/g1"); // The gateway is no longer entitled.
     fixture.publish(&resources);
     assert_eq!(
         start_call(&gateway).refusal().await,

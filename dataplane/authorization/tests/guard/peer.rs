@@ -80,12 +80,13 @@ fn targets_choose_their_destinations() {
 }
 
 /// A case's name, the PeerAuthentications, a port, and the mode that applies at it.
-type ModeCase = (&'static str, Vec<PeerAuthentication>, u16, PeerMode);
-
+///
 /// As in Istio, a scope that sets no mode takes that of the next wider scope, and the default is
 /// PERMISSIVE.
-/// The numbers after the targets are times of creation, which decide only among policies of one
+/// The numbers after the targets in the cases are times of creation, which decide only among policies of one
 /// scope.
+type ModeCase = (&'static str, Vec<PeerAuthentication>, u16, PeerMode);
+
 fn mode_cases() -> Vec<ModeCase> {
     use PeerMode::{Disable, Permissive, Strict};
     let one =

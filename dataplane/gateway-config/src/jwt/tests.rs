@@ -580,8 +580,7 @@ fn tokens_are_found_removed_and_forwarded() {
         values(&["scope"]),
         values(&["realm", "level"]),
         values(&["admin"]),
-        // An object is no value.
-        values(&["realm"]),
+        values(&["realm"]), // An object is no value.
     ];
     assert_eq!(got, ["a b", "read write", "7", "true", ""]);
     assert_eq!(checked.presenter(), Some("p"));

@@ -230,8 +230,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
     fixture
         .until(
             "istio_requests_total",
-            // Envoy's flag: an external authorizer denied the request.
-            &["response_flags=\"UAEX\"", "response_code=\"302\""],
+            &["response_flags=\"UAEX\"", "response_code=\"302\""], // Envoy's flag of ext_authz
             1.0,
         )
         .await;

@@ -492,8 +492,7 @@ async fn drive(
         growth.apply_to_client(&mut h2);
         let end = h2.poll_unpin(cx);
         if end.is_pending() {
-            // The connection goes on, but its peer may have sent GOAWAY meanwhile.
-            connection.notice_goaway();
+            connection.notice_goaway(); // A peer that sent GOAWAY may let its streams finish.
         }
         end
     }));

@@ -251,8 +251,7 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
         id: TENANT,
     };
     let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
-    // In 128ths of the limit, which has a burst of 96: no multiple of 128, so that parts round
-    // down. 0 is the whole limit.
+    // In 128ths of a limit with a burst of 96, so that parts round down; 0 is the whole limit.
     for parts in [
         vec![0],
         vec![128],
