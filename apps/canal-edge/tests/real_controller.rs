@@ -159,6 +159,8 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
             .as_str()
             .unwrap()
             .to_string();
+        // A second copy of the program uses the agent's pinned maps. The check below depends on its
+        // address alone.
         let settings = EdgeProgramSettings {
             address: [250, 1, 0, 1].into(),
             tunnels: 1,
@@ -169,6 +171,7 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
         let loaded = Loaded::load(&settings, Some(&m.pins())).unwrap();
         let service_port = format!("{gateway}:80");
         m.until("the replica is a head", || {
+            // The first packet of a session, as the client's node sends it.
             let frame = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(
                 "10.1.1.5:4711",
                 &service_port,

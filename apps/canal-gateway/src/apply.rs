@@ -171,6 +171,7 @@ mod tests {
         canal_timing::assert_time(
             "time until a first state with large tables is taken",
             first,
+            // As long as a revocation may take, which would wait behind it.
             Duration::from_secs(1),
         );
         canal_timing::assert_time(

@@ -234,6 +234,7 @@ impl GatewayFlags {
         GatewayProcessConfig {
             engine: GatewayConfig {
                 replica: self.replica.to_string(),
+                // Without the flag, endpoints of all AZs are equal.
                 az: self.prefer_az.then_some(self.az.clone()),
                 workers: self.workers,
                 pin: !self.no_pin,

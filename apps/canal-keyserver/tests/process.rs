@@ -176,6 +176,7 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
         canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed),
     ));
     let all: Vec<Arc<Resource>> = all.iter().cloned().chain([manifest]).collect();
+    // The manifest goes last, so that the subscriber then has all that it lists.
     for kind in [
         ResourceKind::Tenant,
         ResourceKind::Bundle,

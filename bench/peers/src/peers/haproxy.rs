@@ -26,7 +26,7 @@ pub(super) fn start(folders: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pi
     if case == ProxyCase::Policies {
         conf.push_str("  log stdout format raw local0\n  option httplog\n");
     }
-    // Writing to a String cannot fail.
+    // Writing to a String cannot fail, here and below.
     let _ = write!(
         conf,
         "frontend f\n  option forwardfor\n  bind 127.0.0.1:{PORT}"
