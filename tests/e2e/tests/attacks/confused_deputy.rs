@@ -240,6 +240,8 @@ fn objects() -> Vec<Attack> {
             own,
         ),
     ];
+    // Beta may write this object, so the attack is the tunnel: without an object of alpha's it must
+    // not open.
     all.push(Attack::new(
         "a federation that alpha has not declared",
         |s| {
