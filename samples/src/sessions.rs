@@ -192,6 +192,7 @@ async fn hold(
         {
             Some(Ok(stream)) => {
                 tally.sessions_opened += 1;
+                // The port only identifies the session in the report.
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
                 if let Some(problem) =
                     converse(stream, &args, number, &end, &mut gap_start, &mut tally).await

@@ -102,6 +102,7 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
             settings,
             &Registry::new(),
             drain,
+            // Every resource is accepted.
             Box::new(|_, _| Ok(Vec::new())),
         );
         let connection = controller.connect(0).await.unwrap();
@@ -120,7 +121,8 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
                 .replica_report(connection.request(state))
                 .await
                 .unwrap();
-            // Five times as often as a real replica reports, so that the plan is soon in force.
+            // Ten times as often as a real replica at rest reports (`REPORT_MS`), so that the plan
+            // is soon in force.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });

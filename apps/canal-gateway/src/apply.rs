@@ -128,6 +128,7 @@ mod tests {
         };
         let config = GatewayConfig {
             replica: "gw-1".into(),
+            // No traffic runs here, so one worker without a core of its own is enough.
             workers: 1,
             pin: false,
             ..GatewayConfig::default()

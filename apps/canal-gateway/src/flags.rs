@@ -213,6 +213,7 @@ impl GatewayFlags {
             }),
         };
         let access_log = match self.access_log {
+            // The default is standard output; `off` stands for no log.
             None => Some(LogSink::Stdout),
             Some(p) if p.as_os_str() == "off" => None,
             Some(p) => Some(LogSink::File(p)),

@@ -503,6 +503,7 @@ fn serve_operators(
         .config_dump(move || for_dump.dump(None))
         .metrics(process_state.registry.clone())
         .logging(level)
+        // `/quitquitquit` drains within the same limit as a signal.
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
         // On the socket alone, because the tap shows tenants' requests.

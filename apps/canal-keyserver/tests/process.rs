@@ -375,6 +375,7 @@ async fn a_key_server_lives_and_ends() {
     ];
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     let mut stream = controller.stream().await;
+    // The process has subscribed.
     assert!(stream.receive().await.is_some());
     send(&stream, &expected).await;
     process.ready().await;

@@ -464,6 +464,7 @@ fn pods_come_and_go_by_files() {
         &m.ns,
         Some(&m.cg),
         "redial",
+        // No service has this address; the process only has to wait.
         &["10.96.0.9:80", "10.96.0.9:80"],
     );
     lives.line();
@@ -552,6 +553,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     m.until("served", || m.listens());
     // Without a policy, plaintext must reach the application, or its later refusal proves nothing.
     m.until("no policy exists", || m.plain());
+    // The pod's file requests the Workload API (`workloadApi: true`).
     let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
     m.until("the Workload API", || {
         m.ns.within(|| TcpStream::connect(api).is_ok())
@@ -566,6 +568,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
             "canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} ",
         )
     });
+    // JSON writers differ in blanks.
     assert!(
         m.config_dump()
             .contains("\"peerAuthentication\": \"Strict\"")
@@ -652,6 +655,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
             &m.ns,
             Some(&m.cg),
             "send",
+            // Protocol, destination, source, and no hardware address.
             &["udp", "10.77.255.1:99", "10.77.0.2", "-"],
         );
         assert_eq!(client.line(), "open");

@@ -300,6 +300,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check(format!("world up {}", file.display()), 0, "is up");
     check(format!("world up {}", file.display()), 0, "is up");
     check("world list -o json".into(), 0, &name);
+    // 250.1.0.1 is the underlay address of the world's first host.
     check(format!("world list {name}"), 0, "250.1.0.1");
     check(format!("world exec --world {name} h2 -- hostname"), 0, "h2");
     // The shell's own exit code must be passed on.

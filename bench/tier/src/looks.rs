@@ -95,6 +95,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     // The servers must listen before the clients connect; no event tells when.
     std::thread::sleep(Duration::from_millis(500));
     for n in 0..pairs {
+        // The remainder goes to the first pairs.
         let count = sessions / pairs + u32::from(n < sessions % pairs);
         let port = PORT + n;
         lab.start(&format!(

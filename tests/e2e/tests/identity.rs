@@ -805,9 +805,9 @@ fn the_workload_api_sends_svids_and_renewals() {
             &[
                 "canal-samples",
                 "workload-client",
+                // The second answer is the renewal.
                 "-n",
                 "2",
-                // The second answer is the renewal.
                 "-d",
                 &seconds,
                 "--out",

@@ -188,6 +188,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         })
         .restored_by(remove),
         calls("routes with many matches", 1, 2, |setup| {
+            // 10,000 matches in all. Nobody derived the number.
             let _ = setup.operator().apply("alpha", &routes(20, 500));
         })
         .restored_by(remove),
