@@ -192,6 +192,7 @@ async fn hold(
         {
             Some(Ok(stream)) => {
                 tally.sessions_opened += 1;
+                // The port only identifies the session in the report.
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
                 if let Some(problem) =
                     converse(stream, &args, number, &end, &mut gap_start, &mut tally).await
@@ -230,13 +231,15 @@ async fn converse(
     gap_start: &mut Instant,
     tally: &mut SessionTally,
 ) -> Option<std::io::Error> {
-    // With Nagle's algorithm the times would measure it instead of the path.
+    // With Nagle's algorithm the times would measure it instead of the path. A stream without the
+    // option works too.
     let _ = stream.set_nodelay(true);
     for turn in 0u64.. {
         // Only an exchange that begins after the stop shows that the session is open: the
         // connection may have broken in the pause.
         let is_last = end.is_stopped();
         let mut message = [0; MESSAGE_BYTES];
+        // Number and turn make each message unique, so that an answer to another one is noticed.
         message[..8].copy_from_slice(&(number as u64).to_be_bytes());
         message[8..16].copy_from_slice(&turn.to_be_bytes());
         let exchange = async {

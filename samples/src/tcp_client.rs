@@ -70,7 +70,8 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
     let (mut reader, mut writer) = stream.split();
     match args.mode {
         TcpServerMode::Echo => {
-            // Both directions run at the same time, or a full window would block both ends.
+            // Both directions run at the same time, or a full window would block both ends. The 0
+            // keeps none of the received bytes, which are only checked.
             let (sent, got) = tokio::join!(send(&mut writer, args.size), receive(&mut reader, 0));
             let (checker, end, _) = got?;
             let right = checker.length == args.size

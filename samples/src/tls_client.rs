@@ -147,6 +147,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
         read.context("receive")?;
     }
     let text = String::from_utf8_lossy(&answer);
+    // An answer that ends within its head has no body.
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head
         .split(' ')

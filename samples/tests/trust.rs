@@ -144,6 +144,7 @@ async fn svids_are_fetched_and_left_as_files() {
     );
     KeyPair::from_pem(&std::fs::read_to_string(out.path().join("key.pem")).unwrap())
         .expect("a key that can be read");
+    // The Workload API of SPIFFE refuses a call without its security header with this code.
     let refused = workload_client::run(&args(&format!("--socket {socket} --without-header")))
         .await
         .unwrap();

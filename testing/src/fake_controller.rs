@@ -203,6 +203,7 @@ impl FakeController {
                 Err(e) => {
                     let waited = started.elapsed();
                     assert!(waited < BIND_TIMEOUT, "{address}: {e}");
+                    // Short beside `BIND_TIMEOUT`.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             }

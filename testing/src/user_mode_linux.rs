@@ -79,7 +79,8 @@ pub fn run(case: &str) -> String {
     let console = folder.path().join("console");
     let out = fs::File::create(&console).unwrap();
     let mut child = Command::new(kernel)
-        // The kernel uses the host's files read-only, and ends at once at a panic.
+        // The kernel uses the host's files read-only, and ends at once at a panic. Nobody measured
+        // how much memory a test needs.
         .args([
             "mem=256M",
             "rootfstype=hostfs",
@@ -116,6 +117,7 @@ pub fn run(case: &str) -> String {
         match child.try_wait().unwrap() {
             Some(_) => break true,
             None if Instant::now() > end => break false,
+            // Short beside `LIMIT`.
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
@@ -123,6 +125,7 @@ pub fn run(case: &str) -> String {
     // After an orderly end the group has no process left, and the call fails.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let _ = child.wait();
+    // The console ends its lines with CR and LF.
     let said = String::from_utf8_lossy(&fs::read(&console).unwrap()).replace('\r', "");
     assert!(ended, "user-mode Linux did not end in {LIMIT:?}\n{said}");
     said

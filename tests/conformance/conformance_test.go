@@ -76,6 +76,8 @@ func TestMain(m *testing.M) {
 // makeWorld makes the world and runs this program again as a client outside the mesh, because the suite's
 // Gateway tests dial from their own process.
 func makeWorld() (isHeld bool, err error) {
+	// The kernel ends the world (Pdeathsig) when the thread that started it ends, so the thread must
+	// stay.
 	runtime.LockOSThread()
 	// The client has another working directory.
 	for _, path := range []*string{canal, folder, repository} {
@@ -83,6 +85,7 @@ func makeWorld() (isHeld bool, err error) {
 			return false, err
 		}
 	}
+	// Files of an earlier run must not serve the pods of this one.
 	if err := os.RemoveAll(filepath.Join(*folder, "volumes")); err != nil {
 		return false, err
 	}
@@ -120,6 +123,8 @@ func makeWorld() (isHeld bool, err error) {
 		"-test.parallel=8", "-test.timeout="+flag.Lookup("test.timeout").Value.String())
 	suite.Stdout, suite.Stderr = os.Stdout, os.Stderr
 	err = suite.Run()
+	// A test program ends with 1 if tests failed, which is a result. Other codes mean that it could
+	// not run.
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == 1 {
 		return false, nil
 	}

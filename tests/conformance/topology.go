@@ -104,6 +104,7 @@ func (t *topology) addPods(object *unstructured.Unstructured) error {
 	}
 	spec := deployment.Spec.Template.Spec
 	for i := range replicas {
+		// Pods alternate between the two nodes of the world.
 		pod := topologyPod{
 			Name:      fmt.Sprintf("%s-r%d", deployment.Name, i),
 			Namespace: deployment.Namespace,
@@ -114,10 +115,12 @@ func (t *topology) addPods(object *unstructured.Unstructured) error {
 		}
 		pod.Env["POD_NAME"] = pod.hostName()
 		for _, variable := range spec.Containers[0].Env {
+			// Fields of the pod that Kubernetes would fill in are set above.
 			if variable.ValueFrom == nil {
 				pod.Env[variable.Name] = t.volumePath(deployment.Namespace, &spec, variable.Value)
 			}
 		}
+		// What is no number gives port 0, and such a pod never becomes ready.
 		port, _ := strconv.Atoi(cmp.Or(pod.Env["TCP_PORT"], "3000"))
 		if strings.Contains(spec.Containers[0].Image, "/echo-advanced:") {
 			// That image's default, which `--port` replaces.
@@ -128,7 +131,9 @@ func (t *topology) addPods(object *unstructured.Unstructured) error {
 				pod.Command = append(pod.Command, fmt.Sprintf("--port=%d", port))
 			}
 		}
+		// A probe each second, so that a test need not wait long for its pods. Nobody measured the value.
 		pod.Readiness = map[string]any{"tcp": map[string]any{"port": port}, "periodMs": 1000}
+		// A server of UDP has no port to connect to, so it counts as ready at once.
 		if pod.Env["UDP_ECHO_SERVER"] != "" {
 			pod.Readiness = map[string]any{"exec": []string{"true"}}
 		}
@@ -173,6 +178,8 @@ func setAddresses(service *unstructured.Unstructured, number int) error {
 }
 
 // write writes the file of a world of this name, and the tenant's Services, and returns the file.
+// The clients' tenant has the network on which Gateways get addresses. The ranges of both tenants
+// are chosen to differ.
 func (t *topology) write(world string) (string, error) {
 	var services bytes.Buffer
 	for _, service := range t.services {

@@ -65,6 +65,7 @@ func (w *world) observe(one *testCase, services map[string]string, records strin
 		return observation{Refusal: refusal}, err
 	}
 	host, told := insideHost, order{Requests: one.requests, Addresses: services}
+	// A Gateway's client is outside the tenant and sends every request to the Gateway's address.
 	if one.Proxy == "gateway" {
 		address, err := w.gateway(one.Gateway, one.requests[0].Port)
 		if err != nil {
@@ -95,6 +96,7 @@ func (w *world) observe(one *testCase, services map[string]string, records strin
 		return observation{}, err
 	}
 	seen.Records = recordsOf(one, all)
+	// The next case must not see the objects of this one.
 	deletion := w.command("delete", "--tenant", tenantName, "--file", "-")
 	deletion.Stdin = strings.NewReader(one.objects)
 	if words, err := deletion.CombinedOutput(); err != nil {
@@ -266,6 +268,7 @@ func writeWorld(o *options, all *suite, records string) (string, error) {
 			shared = append(shared, document)
 			continue
 		}
+		// The world adds its number to the name of each pod.
 		pods = append(pods, object{
 			"name": strings.TrimSuffix(read.Metadata.Name, "-0"), "namespace": "shop", "node": "node-1", "labels": read.Metadata.Labels,
 			"command":   []string{program, "echo", read.Metadata.Name, records},

@@ -91,6 +91,7 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 	if err := json.Unmarshal(one.bootstrap, &bootstrap); err != nil {
 		return observation{}, err
 	}
+	// The address is a constant, so splitting it cannot fail.
 	host, port, _ := net.SplitHostPort(adminAddress)
 	bootstrap["admin"] = fmt.Appendf(nil, `{"address": {"socket_address": {"address": %q, "port_value": %s}}}`, host, port)
 	bootstrap["node"] = json.RawMessage(`{"id": "proxy", "cluster": "shop"}`)
@@ -103,6 +104,8 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 		return observation{}, err
 	}
 	words := bytes.Buffer{}
+	// One worker balances all requests of a case. Another Envoy of the machine must not share memory
+	// with this one.
 	process := exec.Command(o.envoy, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error")
 	process.Stdout, process.Stderr = &words, &words
 	process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -112,6 +115,7 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 	ended := make(chan error, 1)
 	go func() { ended <- process.Wait() }()
 	if err := waitForEnvoy(ended); err != nil {
+		// It may have ended by itself, so a failed kill is no problem.
 		_ = process.Process.Kill()
 		<-ended
 		return observation{}, fmt.Errorf("%w: %s", err, words.String())
@@ -123,6 +127,7 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 	}
 	all, err := waitForCopies(one, records)
 	seen.Records = recordsOf(one, all)
+	// Killed too, as Envoy has nothing to finish.
 	_ = process.Process.Kill()
 	<-ended
 	return seen, err

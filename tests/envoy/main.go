@@ -60,6 +60,7 @@ func start(arguments []string) (int, error) {
 	if len(arguments) > 0 && !strings.HasPrefix(arguments[0], "-") {
 		mode, arguments = arguments[0], arguments[1:]
 	}
+	// Hosts of the world run these two modes, which have no flags.
 	switch mode {
 	case "echo":
 		if len(arguments) != 2 {
@@ -165,6 +166,7 @@ func runComparison(o *options) (int, error) {
 	if err != nil {
 		return 2, err
 	}
+	// A machine without Envoy does not fail the suite.
 	if version == "" {
 		fmt.Printf("envoy-differential: SKIPPED, %d cases not compared: there is no Envoy at %s; fix: setup/install compat\n", len(all.cases), o.envoy)
 		return 0, nil
@@ -185,6 +187,7 @@ func runComparison(o *options) (int, error) {
 	if o.proposes {
 		fmt.Print(propose(result.outcomes))
 	}
+	// A run of some cases must not replace the report on all.
 	if o.write != "" && o.only == "" {
 		if err := os.WriteFile(o.write, []byte(result.markdown()), 0o644); err != nil {
 			return 2, err

@@ -150,6 +150,7 @@ impl EnvironmentBuilder<'_> {
             loss_ppm,
         } = relay.impairment;
         let numbers = [
+            // A delay is ten seconds at most (`Delay::MAX`), so the casts lose nothing.
             delay.as_micros() as u64,
             jitter.as_micros() as u64,
             loss_ppm.into(),

@@ -767,6 +767,7 @@ fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> 
         "nodes"
     };
     let nodes_spot = fields.spot_of(nodes_name);
+    // As in Kubernetes, one replica is the default.
     let replicas = fields.parsed("replicas", COUNT, findings).unwrap_or(1);
     // Half of a world's hosts (`HOSTS_MAX`); it only refuses a mistyped number.
     if !(1..=1000).contains(&replicas) {

@@ -194,6 +194,7 @@ impl SupervisorState {
         }
         for (tenant, plan) in design.topology.tenants.iter().zip(&design.plan.tenants) {
             registry::write_tenant(&self.paths, tenant, plan, &design.plan)?;
+            // No pod runs yet; the list is written again when one does.
             registry::write_pods(&self.paths, &tenant.name, &[])?;
             for node in &tenant.nodes {
                 // The node proxy looks for pods in this directory.

@@ -91,6 +91,7 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
             },
         ),
         ("net/ipv4/conf/default/rp_filter", "1"),
+        // Routes are planned too, so no host sends or follows ICMP redirects.
         ("net/ipv4/conf/all/accept_redirects", "0"),
         ("net/ipv4/conf/default/accept_redirects", "0"),
         ("net/ipv4/conf/all/send_redirects", "0"),

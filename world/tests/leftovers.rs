@@ -107,6 +107,7 @@ fn longer_names_than_files_may_give_are_seen_too() {
 fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     let name = name("crash");
     let dir = Path::new("/run/canal/worlds").join(&name);
+    // No controller runs here: the test writes a store and a root in its place.
     let (store, root) = (
         dir.join("data/controller/canal.redb"),
         dir.join("infra/root.pem"),

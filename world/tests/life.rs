@@ -53,7 +53,7 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
         .expect("ready");
 
     // A restart is confirmed before its process is ready, so readiness must not be the
-    // predecessor's.
+    // predecessor's. Five rounds, because the two race.
     for _ in 0..5 {
         let before = pid(&world, "gw1");
         world.restart("gw1").expect("restarted");
@@ -187,6 +187,7 @@ fn the_meshs_input_files_are_written() {
     };
     let parse =
         |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
+    // Expected numbers and addresses are those of `smoke.yaml` and of its plan.
     let tenant = &parse(&read("config/alpha/_tenant.yaml"))[0];
     assert_eq!(tenant["kind"], "Tenant");
     assert_eq!(tenant["spec"]["vni"], 101);
@@ -341,6 +342,7 @@ fn pods_come_and_go_in_a_living_world() {
     world.wait_ready(deadline(STEP_TIMEOUT)).expect("ready");
     let late_pod = world.host("late-1").expect("a pod").environment;
     let to = format!("{}:8080", late_pod.ip4.expect("an address"));
+    // The two pods of the file on this node have .2 and .3.
     assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
     assert!(again.contains("exists already"), "{again}");

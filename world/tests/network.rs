@@ -164,6 +164,7 @@ fn route_to_alpha(world: &World, device: &str) {
     ] {
         client_output(world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
     }
+    // The source address is that of beta's node in its own overlay.
     for lines in [
         ["10.1.255.1/32", "10.2.1.1"],
         ["fd00:101::ff:1/128", "fd00:102::1:1"],
@@ -362,6 +363,7 @@ fn cuts_losses_and_links_down_heal() {
         world.heal(one, other).expect("healed");
         assert!(reach(from, to), "{name}: healed");
     }
+    // All frames, because the number is a percentage.
     world.lose("gw1", "load1", 100).expect("lost");
     miss("load1", "250.1.0.2:8080", "all answers lost");
     world.heal_all().expect("healed");

@@ -429,6 +429,7 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
 fn list_gateway_traces(world: &World) -> Vec<String> {
     let mut traces: Vec<String> = scene::remains(world.name())
         .into_iter()
+        // Processes are listed by ids, which are not comparable.
         .filter(|item| !item.starts_with("process"))
         .collect();
     // The ids of mounts are not comparable.
@@ -513,7 +514,8 @@ fn gateways_come_and_go_without_a_trace() {
     let world = world("fleet");
     let before = list_gateway_traces(&world);
     let mut addresses = Vec::new();
-    // Names repeat every five rounds, so that a name that was removed can be used again.
+    // Names repeat every five rounds, so that a name that was removed can be used again. Nobody
+    // derived the number of rounds.
     for round in 0..50 {
         let name = format!("gw-x{}", round % 5);
         world
@@ -677,6 +679,7 @@ fn the_tiers_input_files_are_written() {
     );
     let nodes = parse(&read("config/beta/_nodes.yaml"));
     assert_eq!(nodes.len(), 4);
+    // Addresses and MAC follow from the plan (`plan.rs`).
     let expected = serde_json::json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -752,6 +755,7 @@ fn a_link_can_be_narrow() {
     // A link's MTU is set at both ends, so that neither sends what the other drops.
     for (host, device, mtu) in [
         ("gw-1a", "eth0", 1400),
+        // The number of a router's device is that of the host: gw-1a is the third.
         ("router-az1", "h3", 1400),
         // The default: 1500 in overlays and 100 more for the headers of the underlay.
         ("gw-1b", "eth0", 1600),

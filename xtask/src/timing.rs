@@ -78,6 +78,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(unknown.is_empty(), "{}", unknown.join("\n"));
     let tests = choose(&jobs, &table, &wanted)?;
     let (commit, is_dirty) = host::commit(&tree.root)?;
+    // Ten digits are enough to find the commit.
     let short: String = commit.chars().take(10).collect();
     // Figures of a changed tree are no figures of the commit.
     let commit = if is_dirty {

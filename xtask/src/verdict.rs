@@ -205,6 +205,7 @@ fn decide_tests(
             let why = format!("{} of {} tests ended", count.reported, job.tests.len());
             failures.push(failure(&names(&unfinished), vec![why]));
         }
+        // The program ended well and reported every test.
         None => {}
     }
     // A program that crashes reports no failed test, but must not pass.
@@ -332,6 +333,7 @@ mod tests {
 
     #[test]
     fn a_job_that_dies_silently_has_failed() {
+        // Any time limit will do; the message repeats it.
         let killed = ProcessEnd::Killed(Duration::from_secs(300));
         for (what, lines, end, tests, expected, why) in [
             ("well", GOOD, WELL, &["a", "b"][..], (2, 0), ""),

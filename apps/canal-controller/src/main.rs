@@ -248,6 +248,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Logs end in files and journals, where codes for colours would be noise.
         .with_ansi(false)
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -284,6 +285,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             "controller: the limit of open files is lower than requested, so fewer connections are accepted; fix: raise it (ulimit -n, LimitNOFILE)"
         );
     }
+    // The other timeouts of the fleet have no flags.
     let fleet = SilenceTimeouts {
         gone: flags.replica_gone_after,
         ..SilenceTimeouts::default()

@@ -220,7 +220,8 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             acknowledged.push(name);
         }
     }
-    // Without many acknowledged changes nothing could have been lost.
+    // Without many acknowledged changes nothing could have been lost. Two a round are far fewer
+    // than the rounds wait for.
     assert!(
         acknowledged.len() > 16,
         "too little was written to prove anything: {}",
@@ -299,6 +300,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
         let (acknowledge, turned) = mpsc::unbounded_channel();
         let turner = tokio::spawn(async move {
             let mut seen = vec![now];
+            // `force` takes the next step at once; otherwise it would wait for the settle time.
             let request = || api::RotateRequest {
                 tenant: "alpha".into(),
                 force: true,
@@ -387,6 +389,7 @@ fn refused(args: &[String]) -> Output {
     Command::new(BINARY).args(args).output().unwrap()
 }
 
+/// Each expected text is the part of a message that helps: a range, a form or a flag.
 #[test]
 fn wrong_flags_are_reported() {
     let folders = ControllerFolders::new();
@@ -466,6 +469,7 @@ fn wrong_flags_are_reported() {
         ("--jwks-refresh", "0s", "1s to 24h"),
         ("--jwks-hosts", "a b", "host:port"),
         ("--external-ca", "alpha.example", "TRUST_DOMAIN=URL"),
+        // The flag needs `--ca-dir`, which these arguments lack.
         ("--external-ca", "alpha.example=http://ca", "--ca-dir"),
     ] {
         let out = refused(&[folders.args(), vec![flag.into(), value.into()]].concat());

@@ -379,6 +379,7 @@ fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
     let many = |n: u32| -> Vec<_> {
         (0..n)
             .map(|i| {
+                // Each prefix is another one; a group of an IPv6 address has 16 bits.
                 format!("fd03::{:x}:{:x}/128", i >> 16, i & 0xffff)
                     .parse()
                     .unwrap()
@@ -419,7 +420,7 @@ fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
             "canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}"
         ))
     });
-    // The number of nodes in the map depends on the fixture, so it is read here.
+    // The number of nodes in the map depends on the fixture, so it is read here; it is below nine.
     let before = (1..9).find(|n| nodes(*n)).unwrap();
     // One update contains one prefix too many, and a resource that fits.
     publish(&|all| {

@@ -102,6 +102,7 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
             settings,
             &Registry::new(),
             drain,
+            // Every resource is accepted.
             Box::new(|_, _| Ok(Vec::new())),
         );
         let connection = controller.connect(0).await.unwrap();
@@ -120,7 +121,8 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
                 .replica_report(connection.request(state))
                 .await
                 .unwrap();
-            // Five times as often as a real replica reports, so that the plan is soon in force.
+            // Ten times as often as a real replica at rest reports (`REPORT_MS`), so that the plan
+            // is soon in force.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
@@ -159,6 +161,8 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
             .as_str()
             .unwrap()
             .to_string();
+        // A second copy of the program uses the agent's pinned maps. The check below depends on its
+        // address alone.
         let settings = EdgeProgramSettings {
             address: [250, 1, 0, 1].into(),
             tunnels: 1,
@@ -169,6 +173,7 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
         let loaded = Loaded::load(&settings, Some(&m.pins())).unwrap();
         let service_port = format!("{gateway}:80");
         m.until("the replica is a head", || {
+            // The first packet of a session, as the client's node sends it.
             let frame = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(
                 "10.1.1.5:4711",
                 &service_port,

@@ -128,6 +128,7 @@ mod tests {
         };
         let config = GatewayConfig {
             replica: "gw-1".into(),
+            // No traffic runs here, so one worker without a core of its own is enough.
             workers: 1,
             pin: false,
             ..GatewayConfig::default()
@@ -171,6 +172,7 @@ mod tests {
         canal_timing::assert_time(
             "time until a first state with large tables is taken",
             first,
+            // As long as a revocation may take, which would wait behind it.
             Duration::from_secs(1),
         );
         canal_timing::assert_time(

@@ -213,6 +213,7 @@ impl GatewayFlags {
             }),
         };
         let access_log = match self.access_log {
+            // The default is standard output; `off` stands for no log.
             None => Some(LogSink::Stdout),
             Some(p) if p.as_os_str() == "off" => None,
             Some(p) => Some(LogSink::File(p)),
@@ -234,6 +235,7 @@ impl GatewayFlags {
         GatewayProcessConfig {
             engine: GatewayConfig {
                 replica: self.replica.to_string(),
+                // Without the flag, endpoints of all AZs are equal.
                 az: self.prefer_az.then_some(self.az.clone()),
                 workers: self.workers,
                 pin: !self.no_pin,

@@ -117,6 +117,7 @@ pub(crate) async fn run(
     process.force();
     drop(process_drain);
     // It waits for threads, which must not block this runtime.
+    // A panic in it was already printed, and the process ends in any case.
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
 }
@@ -167,6 +168,8 @@ async fn drained(
     drain::on_signals_after(signals, trigger, notice, config.drain_limit, GRACE).await
 }
 
+/// Starts the parts of the process in the order in which they need each other. A state file never
+/// changes, so it has no subscriber.
 fn begin(
     config: &GatewayProcessConfig,
     process_drain: &DrainWatcher,
@@ -500,6 +503,7 @@ fn serve_operators(
         .config_dump(move || for_dump.dump(None))
         .metrics(process_state.registry.clone())
         .logging(level)
+        // `/quitquitquit` drains within the same limit as a signal.
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
         // On the socket alone, because the tap shows tenants' requests.

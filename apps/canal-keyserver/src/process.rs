@@ -74,6 +74,7 @@ pub(crate) async fn run(
     )
     .context("starting the key server")?;
     let subscriber = subscribe(&config, &engine, &registry, &process_drain);
+    // A port in use must fail the start before readiness is served.
     let listener =
         sys::listen(None, config.listen, &ListenOptions::default()).context("--listen")?;
     let process_state = Arc::new(KeyServerDump {

@@ -176,6 +176,7 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
         canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed),
     ));
     let all: Vec<Arc<Resource>> = all.iter().cloned().chain([manifest]).collect();
+    // The manifest goes last, so that the subscriber then has all that it lists.
     for kind in [
         ResourceKind::Tenant,
         ResourceKind::Bundle,
@@ -374,6 +375,7 @@ async fn a_key_server_lives_and_ends() {
     ];
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     let mut stream = controller.stream().await;
+    // The process has subscribed.
     assert!(stream.receive().await.is_some());
     send(&stream, &expected).await;
     process.ready().await;

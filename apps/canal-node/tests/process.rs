@@ -84,7 +84,7 @@ struct NodeMachine {
 }
 
 /// Maximum time of a step on a quiet machine.
-/// What no event tells the node, a scan finds every 2 s, a tenth of it.
+/// A scan every 2 s, a tenth of it, finds what no event reports to the node.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of one answer on a quiet machine.
 /// An answer takes milliseconds; it is far below [`STEP_TIMEOUT`], so that one that hangs is named.
@@ -98,6 +98,8 @@ impl NodeMachine {
             fs::create_dir_all(at(d)).unwrap();
         }
         fs::write(at("config/alpha/mesh.yaml"), CONFIG).unwrap();
+        // The node and the fake gateway have a token each. The controller's list has hashes of
+        // them.
         let mut principals = String::new();
         for (token, kind) in [
             ("n1", "kind: node, name: n1, tenant: alpha, az: az1"),
@@ -124,6 +126,7 @@ impl NodeMachine {
             config_dir: Some(at("config")),
             principals: at("principals.yaml"),
             infra_dir: at("infra"),
+            // No certificate expires during a test.
             svid_seconds: 3600,
             trust: Default::default(),
             jwks: Default::default(),
@@ -137,6 +140,7 @@ impl NodeMachine {
         };
         // `ns` is the pod's namespace, `outside` the network where the gateway and other clients
         // are.
+        // `nowhere` is the far end of the pod's `pod0`, which `LabNetns::new` leaves unconnected.
         let (ns, outside, cg) = (LabNetns::new(), LabNetns::bare(), Cgroup::new());
         ns.ip(&format!(
             "link set nowhere netns {} name out0",
@@ -167,6 +171,8 @@ impl NodeMachine {
         let page = |i: usize| self.pages[i].to_string();
         let capture = self.capture;
         let mut c = Command::new(env!("CARGO_BIN_EXE_canal-node"));
+        // Two workers are the fewest that share the pods. A short drain ends a test soon if a
+        // connection stays open.
         c.args([
             "--node",
             "n1",
@@ -453,10 +459,12 @@ fn pods_come_and_go_by_files() {
 
     // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets
     // out.
+    // The pod's process waits between its two connects, and so keeps the pod's cgroup in use.
     let mut lives = CaseProcess::start(
         &m.ns,
         Some(&m.cg),
         "redial",
+        // No service has this address; the process only has to wait.
         &["10.96.0.9:80", "10.96.0.9:80"],
     );
     lives.line();
@@ -545,6 +553,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     m.until("served", || m.listens());
     // Without a policy, plaintext must reach the application, or its later refusal proves nothing.
     m.until("no policy exists", || m.plain());
+    // The pod's file requests the Workload API (`workloadApi: true`).
     let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
     m.until("the Workload API", || {
         m.ns.within(|| TcpStream::connect(api).is_ok())
@@ -559,6 +568,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
             "canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} ",
         )
     });
+    // JSON writers differ in blanks.
     assert!(
         m.config_dump()
             .contains("\"peerAuthentication\": \"Strict\"")
@@ -568,6 +578,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     // A killed node starts from this snapshot.
     let snapshot = m.dir.path().join("node/snapshot");
     m.until("kept", || {
+        // 11 is the length of the searched name.
         fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please"))
     });
     node.kill();
@@ -644,6 +655,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
             &m.ns,
             Some(&m.cg),
             "send",
+            // Protocol, destination, source, and no hardware address.
             &["udp", "10.77.255.1:99", "10.77.0.2", "-"],
         );
         assert_eq!(client.line(), "open");

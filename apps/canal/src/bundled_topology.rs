@@ -194,6 +194,8 @@ mod tests {
                 topology.gateways.len(),
                 topology.tenants.len()
             ),
+            // Each AZ has an edge and two gateways. The tenants are alpha, beta, gamma and
+            // `outside`.
             (2, 2, 4, 4)
         );
         // Beta's routes are in a file; alpha's are applied by a step of the demo.

@@ -130,6 +130,7 @@ async fn send(
     };
     match response.status() {
         StatusCode::OK => Ok(response),
+        // A data plane of this version serves every page that a verb requests.
         status => Err(VerbError::failed(
             location,
             format!("answered {status}"),

@@ -34,6 +34,7 @@ pub(crate) async fn play(world: &DemoWorld, screen: &mut DemoOutput) {
     let seen = canary::header_route(world).await;
     screen.end(step, seen);
 
+    // After the canary's steps, which check the weights that this step changes.
     let step = screen.begin("The canary is moved step by step to v2, live, under load");
     let seen = weight_changes::run(world).await;
     screen.end(step, seen);

@@ -100,6 +100,7 @@ fn objects_live_from_apply_to_delete() {
     // A dry run must change nothing, as the next line shows.
     world.check(&format!("apply -f {routes} --dry-run"), 0, "(dry run)");
     world.check("get httproute reviews -n bookinfo", 5, "does not exist");
+    // This world has no data planes, so `--wait` returns at once. The 5 s only bound a failure.
     world.check(
         &format!("apply -f {routes} --wait 5"),
         0,
@@ -121,6 +122,7 @@ fn objects_live_from_apply_to_delete() {
     world.check(
         &format!("apply -f {broken}"),
         1,
+        // Line 16 of the demo's file names reviews-v2, at column 12.
         "broken.yaml:16:12: error[CANAL0408]: HTTPRoute bookinfo/reviews",
     );
     world.check("get httproutes -n bookinfo -o yaml", 0, "weight: 90");
@@ -223,6 +225,7 @@ fn policies_are_applied_refused_and_explained() {
     world.check(
         &format!("apply -f {bad}"),
         1,
+        // Column 81 of the fourth line is inside the rule with the empty list.
         "bad.yaml:4:81: error[CANAL0120]: AuthorizationPolicy bookinfo/readers",
     );
     world.check(

@@ -161,6 +161,8 @@ fn analyze_shows_codes_and_tells_errors_from_warnings() {
     let warned = file("warned.yaml", "{name: web, port: 80}");
     // No field of a port is called `speed`.
     let broken = file("broken.yaml", "{name: http, port: 80, speed: 1}");
+    // Code 1 means findings, 2 a wrong command line or an unreadable file. Columns are those of the
+    // port.
     for (words, code, wanted) in [
         (
             format!("analyze {good} --strict"),
@@ -226,6 +228,7 @@ fn others_are_told_to_be_root(world: &str) {
     let as_unprivileged = |words: &[&str]| {
         let output = Command::new(&copy)
             .args(words)
+            // These would name another mesh than the test's world.
             .env_remove("CANAL_WORLD")
             .env_remove("CANAL_SERVER")
             // 65534 is `nobody`.
@@ -275,6 +278,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
         eprintln!("SKIPPED: worlds need root (network namespaces); run the tests as root");
         return;
     }
+    // The test runner gives each run an id; a run by hand has none.
     let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
     // World names are short, and two runs at once must not meet.
     let name = format!("cli{run}-{}", std::process::id() % 1_000_000);
@@ -296,6 +300,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check(format!("world up {}", file.display()), 0, "is up");
     check(format!("world up {}", file.display()), 0, "is up");
     check("world list -o json".into(), 0, &name);
+    // 250.1.0.1 is the underlay address of the world's first host.
     check(format!("world list {name}"), 0, "250.1.0.1");
     check(format!("world exec --world {name} h2 -- hostname"), 0, "h2");
     // The shell's own exit code must be passed on.

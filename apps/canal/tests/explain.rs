@@ -134,6 +134,7 @@ fn check_goldens(explain: fn(&str) -> Output, cases: &[(&str, &str)]) {
 
 #[test]
 fn wrong_arguments_have_an_exit_code_and_a_reason() {
+    // Code 2 is a wrong command line, 5 a named object that does not exist, 1 any other failure.
     for (name, words, code, text) in [
         (
             "no port",

@@ -101,7 +101,7 @@ impl Drop for Up {
     }
 }
 
-/// Its time for a page is that of a step.
+/// The page may take as long as a step.
 const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 60";
 
 #[test]
@@ -168,6 +168,8 @@ fn a_running_mesh_can_be_observed() {
             .all(|request| request["tenant"] == "alpha" && request["status"] == 200),
         "{lines}"
     );
+    // The page was requested just before. Nobody measured how many lines of other requests follow
+    // it.
     let logged = |n| {
         String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout)
             .contains("/productpage")

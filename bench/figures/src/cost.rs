@@ -131,6 +131,7 @@ impl Flags {
                 Ok,
             )?,
             lb_us: self.lb_us.map_or_else(balancer, Ok)?,
+            // The measurement counts the sessions of all replicas, the model those of one.
             sessions: self.sessions.unwrap_or(count / replicas),
             tunnel_sessions: match self.tunnel_sessions {
                 Some(sessions) => sessions,

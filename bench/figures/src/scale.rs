@@ -133,6 +133,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     } = *arguments;
     let mut azs = BTreeMap::new();
     for az in 0..AZS {
+        // Numbers of AZs begin at 1.
         azs.insert(AzName::new(&format!("az{}", az + 1))?, az as u8 + 1);
     }
     let (demands, ownership) = (Demands::default(), Ownership::default());

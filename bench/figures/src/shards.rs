@@ -78,8 +78,10 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
         "\nthe heaviest services (rows) and their backends (columns, in the order of AZs)"
     )?;
     let mut columns: Vec<usize> = (0..size.backends as usize).collect();
+    // Backends of one AZ are side by side, so that home and away are visible as blocks.
     columns.sort_by_key(|backend| (tier.azs[*backend], *backend));
     let mut rows: Vec<usize> = (0..tier.services.len()).collect();
+    // Ties are ordered by number, so that the picture is the same in each run.
     rows.sort_by_key(|service| (std::cmp::Reverse(tier.weights[*service]), *service));
     for service in rows.into_iter().take(SHOWN) {
         let cells: String = columns
@@ -88,7 +90,6 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
                 if tier.services[service].contains(backend) {
                     '#'
                 } else {
-                    // Backends are sorted by AZ, so that home and away are visible as blocks.
                     '.'
                 }
             })

@@ -69,6 +69,7 @@ impl TierSize {
         let az = |n: u32| AzName::new(&format!("az{}", n + 1)).context("an AZ's name");
         let mut fleet = Fleet::default();
         for n in 0..self.azs {
+            // Numbers of AZs begin at 1.
             fleet.azs.insert(az(n)?, n as u8 + 1);
         }
         for n in 0..self.backends {

@@ -174,6 +174,7 @@ fn watch(
         .and_then(rustix::process::Pid::from_raw)
         .context("perf has a process id")?;
     rustix::process::kill_process(id, rustix::process::Signal::INT)?;
+    // perf was ended by a signal, so its status says nothing. Missing data fails below.
     watching.wait()?;
     // A failed load is reported only now, because perf had to end in any case.
     seen.node_us.push(measured?.node_us);
@@ -354,6 +355,7 @@ fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
         ) => ThreadActivity::Open,
         // Work that a close defers.
         _ if passes(&["task_work_run"]) => ThreadActivity::Open,
+        // A stack without the call's frame was sampled at the kernel's entry or exit.
         None if passes(&[
             "do_syscall_64",
             "entry_SYSCALL_64",

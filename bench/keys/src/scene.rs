@@ -155,6 +155,7 @@ impl KeyBenchWorld {
             cap,
             node,
             why: RefCell::default(),
+            // The topology's files are in it, so it lives as long as the world.
             _folder: folder,
         };
         scene.until_served()?;

@@ -246,10 +246,10 @@ fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
     let (router, faults) = Router::build(&RouteTable::new(set.rules()), &RouterLimits::DEFAULT);
     assert_eq!(faults, []);
     let count = set.hosts * set.paths;
-    // A large odd step visits the rules in an order that no prefetcher predicts.
     let mut texts = Vec::new();
     // Four for each rule of a small set, so that each is met by both halves of its paths.
     let requests: Vec<BenchRequest> = (0..REQUESTS.min(count * 4))
+        // A large odd step visits the rules in an order that no prefetcher predicts.
         .map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts))
         .collect();
     assert!(

@@ -154,9 +154,11 @@ fn show(load: &TierLoad) {
     programs.sort();
     programs.dedup();
     for program in programs {
+        // A program that did not run in a round cost nothing.
         let of = |round: &TierRound| round.programs.get(program).copied().unwrap_or_default();
         let runs = spread(load, |round| of(round).runs);
-        // A program that does not run for this load gets no row.
+        // A program that does not run for this load gets no row. One run in 1,000 requests is of
+        // other traffic.
         if runs.median > 0.001 {
             // A round in which the program did not run must not divide by zero.
             let packet = spread(load, |round| of(round).ns / of(round).runs.max(1e-9));

@@ -228,6 +228,7 @@ fn receiver(
         redirector.tables().put(
             &SERVICE,
             &Table {
+                // The VNI of any tenant will do.
                 vni: 101,
                 version: 1,
                 chain: [chain; BUCKETS],

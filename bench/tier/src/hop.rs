@@ -23,10 +23,11 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
     let mut lb = None;
     let scene = TierBenchWorld::up("world.yaml", |topology, plan| {
         let address = |host: &str| plan.host(host).map(|h| h.ip4);
+        // HAProxy warns without timeouts. No connection of the load is idle for as long.
         let mut text = String::from(
             "global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n",
         );
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, here and below.
         let _ = writeln!(
             text,
             "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin"

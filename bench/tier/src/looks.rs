@@ -95,11 +95,12 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     // The servers must listen before the clients connect; no event tells when.
     std::thread::sleep(Duration::from_millis(500));
     for n in 0..pairs {
+        // The remainder goes to the first pairs.
         let count = sessions / pairs + u32::from(n < sessions % pairs);
         let port = PORT + n;
         lab.start(&format!(
-            // After its first message a session sends nothing for ten minutes, longer than the
-            // scans take.
+            // After its first message a session sends nothing for ten minutes, and it stays open
+            // for an hour. Both are longer than the scans take.
             "sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600",
             // All pairs together open 6,000 sessions per second.
             6000 / pairs

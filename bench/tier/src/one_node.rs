@@ -67,6 +67,7 @@ pub(crate) fn run(size: &OneNodeSize, record: &FigureFile) -> anyhow::Result<()>
             .host("plain/default/web-0")?
             .ip4()
             .context("the server has no address")?;
+        // The responses are small, so that the figures show the path and not the copying of bytes.
         let paths = [
             (
                 "through the gateway",

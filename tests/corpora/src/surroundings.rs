@@ -134,6 +134,7 @@ impl Surroundings {
             Object::DestinationRule(rule) => {
                 self.add_host(found, namespace, &rule.spec.host, None);
             }
+            // Nobody checked whether documents of other kinds need services.
             _ => {}
         }
     }

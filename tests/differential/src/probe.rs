@@ -100,6 +100,7 @@ fn build_matching(
     for condition in &http.headers {
         let value = value(condition, http);
         match (condition.name.as_str(), &condition.value) {
+            // Methods and hosts are words; other values would make no valid request.
             (METHOD | AUTHORITY, _) if !is_word(&value) => {}
             (METHOD, _) => matching.method = value,
             (AUTHORITY, _) => matching.host = value,

@@ -56,6 +56,7 @@ fn further_objects(draw: &mut Draw) -> String {
          \x20 - matches: [{path: {value: /moved}}]\n\
          \x20   filters: [{type: RequestRedirect, requestRedirect: {hostname: new.test}}]\n"
         .to_owned();
+    // Up to three policies, so that several may be about one request. Each part may be left out.
     for n in 0..draw.below(4) {
         let (namespace, target) = *draw.of(&[
             ("shop", ""),
@@ -166,6 +167,7 @@ impl Attributes for ReplicaAttributes<'_> {
             (Attribute::Method, Some(it)) => Some(AttributeValue::Text(it.method.as_bytes())),
             (Attribute::Host, Some(it)) => Some(AttributeValue::Text(it.host.as_bytes())),
             (Attribute::Path, Some(it)) => {
+                // Policies read the normalized path, as in the gateway.
                 let path = it.target.as_bytes();
                 let normal = normalize_path(path, PolicyPaths::default()).expect("a safe path");
                 each(AttributeValue::Text(

@@ -411,6 +411,7 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         let (protocol, tls) = match (port, draw.below(6)) {
             (80, 0) => ("HTTP", ", tls: {httpsRedirect: true}"),
             (80, _) => ("HTTP", ""),
+            // The two modes of client certificates alternate.
             (_, 0) if n % 2 == 0 => ("HTTPS", ", tls: {mode: MUTUAL, credentialName: cert}"),
             (_, 0) => (
                 "HTTPS",

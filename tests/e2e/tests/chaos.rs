@@ -318,6 +318,7 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
 
 #[test]
 fn random_faults_lose_only_requests_in_flight() {
+    // A seed that is no number is ignored, and the default ones run.
     let seed = std::env::var("CANAL_SEED")
         .ok()
         .and_then(|text| text.parse::<u64>().ok());

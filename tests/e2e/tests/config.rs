@@ -95,8 +95,8 @@ fn a_thousand_changes_lose_no_request() {
         "--timeout-ms",
         &timeout,
     ];
-    // In the gate each connection sends when it was answered.
-    // The timing tier sets a rate, to notice if requests slow down; the gate judges no rate.
+    // In the gate each connection sends when it was answered. The timing tier sets a rate, to
+    // notice if requests slow down. Nobody measured the numbers of connections.
     if is_timed() {
         load.extend(["-r", &rate, "-c", "8", "-d", &seconds]);
     } else {
@@ -134,6 +134,7 @@ fn a_thousand_changes_lose_no_request() {
     );
     assert_time("time of a thousand changes", took, CHANGED_WITHIN);
     mesh.converge(deadline(IN_FORCE_WITHIN));
+    // Other tests of this mesh need the objects as they were.
     for (kind, name) in [
         ("HTTPRoute", "reviews"),
         ("Service", "reviews-a"),

@@ -300,6 +300,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
         .collect();
     let mut argv = vec!["canal-samples", "sessions"];
     argv.extend(targets.iter().map(String::as_str));
+    // A session whose answer takes longer counts as broken, so the gate waits a minute.
     let patience_ms = deadline(Duration::from_secs(5)).as_millis().to_string();
     argv.extend([
         "-n",
@@ -310,8 +311,8 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
         "--interval-ms",
         sent_every_ms,
         "--patience-ms",
-        // Longer than the test, which stops the client.
         &patience_ms,
+        // Longer than the test, which stops the client.
         "-d",
         "600",
     ]);

@@ -150,6 +150,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
     );
     assert_losses(
         "requests lost by the kill of a replica",
+        // A missing figure exceeds the bound.
         report["failed"].as_u64().unwrap_or(u64::MAX),
         // The load has eight connections, each with one request in flight.
         8,
@@ -179,6 +180,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
                 "canal-samples",
                 "load",
                 REVIEWS,
+                // Nobody derived the number of requests.
                 "-n",
                 "500",
                 "-c",

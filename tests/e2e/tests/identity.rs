@@ -172,6 +172,7 @@ fn a_root_is_replaced_under_load() {
         "--patience-ms",
         &timeout,
     ];
+    // Nobody derived the rates and the numbers of connections.
     let (persistent, new): (&[&str], &[&str]) = match is_timed() {
         true => (
             &["-r", "100", "-c", "8"],
@@ -343,6 +344,7 @@ fn the_revoked_are_out() {
     );
     let before = revoked_connections();
     // Others must not notice: the load is short and repeats until the revoked sessions have ended.
+    // A message each 20 ms soon shows a session that breaks.
     let others = [
         "canal-samples",
         "sessions",
@@ -637,6 +639,7 @@ fn bad_chains(
         above.intermediate(&format!("deep {}", n + 1))
     });
     vec![
+        // Times are an hour away from now, so that a difference of clocks does not matter.
         (
             "expired",
             ours.issue(&Leaf {
@@ -669,6 +672,7 @@ fn bad_chains(
             ours.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")),
         ),
         ("unknown_issuer", foreign.issue(good)),
+        // A leaf must name exactly one identity (SPIFFE X.509-SVID).
         (
             "ambiguous",
             ours.issue(&Leaf {
@@ -684,6 +688,7 @@ fn bad_chains(
             }),
         ),
         (
+            // A leaf that is a CA could sign for other identities.
             "bad_chain",
             ours.issue(&Leaf {
                 authority: true,
@@ -709,9 +714,11 @@ fn bad_chains_are_refused_by_name() {
     let good = Leaf::of("spiffe://beta.example/ns/default/sa/client");
     let ours = &files().intermediate;
     let revoked = Leaf {
+        // Any serial number that no other certificate of the test has.
         serial: 77,
         ..good.clone()
     };
+    // The mesh must be up before the CA's files change.
     mesh();
     // Beta's CA is in files, and its CRL is one of them.
     files().write(ours, Some(&ours.revoke(&[77], 1)));
@@ -798,9 +805,9 @@ fn the_workload_api_sends_svids_and_renewals() {
             &[
                 "canal-samples",
                 "workload-client",
+                // The second answer is the renewal.
                 "-n",
                 "2",
-                // The second answer is the renewal.
                 "-d",
                 &seconds,
                 "--out",
@@ -840,7 +847,8 @@ fn the_workload_api_sends_svids_and_renewals() {
         (&false.into(), &"InvalidArgument".into()),
         "{bare}"
     );
-    // The pod has not requested the Workload API, so the client ends without an SVID.
+    // The pod has not requested the Workload API, so the client ends without an SVID. Nobody
+    // measured a shorter wait than 3 s.
     let none = mesh().run(INTRUDER, &["canal-samples", "workload-client", "-d", "3"]);
     assert_ne!(none.code, Some(0), "{none:?}");
 }

@@ -661,6 +661,7 @@ fn garbage_affects_no_handshake() {
         ),
         ("noise", noise.clone()),
     ];
+    // Eight seconds of load outlast the cases. Nobody measured a shorter time.
     let loads = under_load(8, || {
         for (what, bytes) in &cases {
             let answer = requester.send(bytes);

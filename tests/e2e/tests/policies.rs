@@ -246,6 +246,7 @@ fn one_tenants_bad_policies_affect_no_other_tenant() {
     bad_policies(mesh);
     mesh.converge(deadline(STEP_TIMEOUT));
     check_others_are_served(mesh, "with the gateway that ran before");
+    // The number is the last part of the address of the Service.
     let closed = |app: &str, number: u32| {
         let url = format!("http://10.101.0.{number}/headers");
         until(

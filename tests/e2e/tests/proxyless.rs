@@ -597,6 +597,7 @@ fn a_containers_interface_determines_its_address() {
         );
     }
     let before = (refused(&own), refused(&theirs));
+    // The load lasts until it is stopped. Its timeout is long, so that only a lost request fails.
     let argv = format!("canal-samples load {url} -r 50 -c 4 -d 600 --timeout-ms 120000");
     let argv: Vec<&str> = argv.split(' ').collect();
     let served = mesh.spawn(BARE, &argv);

@@ -80,6 +80,8 @@ fn names_are_those_without_the_mesh() {
     let mapped = format!("::ffff:{own4}");
     // IPPROTO_MPTCP: such sockets must be captured like TCP's.
     const MPTCP: &str = "262";
+    // The case, the destination, the socket's protocol number, the address to bind, and the own
+    // address to expect.
     for (case, to, protocol, bind, own) in [
         ("a service", "10.101.0.50", "0", "", &own4),
         ("a service, IPv6", "fd00:101::50", "0", "", &own6),
@@ -339,6 +341,7 @@ fn ftp_works_in_active_mode() {
     std::fs::write(&config, text).expect("a file");
     let mut server = mesh().spawn(SERVER, &["vsftpd", &config.to_string_lossy()]);
     until(
+        // It only has to exceed what a quiet machine needs.
         deadline(Duration::from_secs(10)),
         "the FTP server listens",
         || {

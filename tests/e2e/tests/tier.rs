@@ -295,7 +295,8 @@ fn planned_changes_break_no_session() {
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
     );
-    // Each request opens a connection, so that changes meet handshakes too.
+    // Each request opens a connection, so that changes meet handshakes too. Nobody derived the
+    // rates.
     let fresh = start_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = start_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();
@@ -899,6 +900,7 @@ fn a_request_that_crashes_replicas_affects_one_service_only() {
         .collect();
     for gateway in gateways() {
         mesh.world
+            // It only has to exceed what a quiet machine needs.
             .wait_host_ready(&gateway, deadline(Duration::from_secs(30)))
             .unwrap();
     }

@@ -154,7 +154,8 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
         "--open-rate",
         "500",
     ];
-    // A response may be late on a busy machine; sessions that give up would change the count.
+    // A response may be late on a busy machine; sessions that give up would change the count. They
+    // last longer than the test, which stops them.
     argv.extend([
         "--interval-ms",
         "1000",

@@ -87,6 +87,7 @@ func renderAll(folder string, isCheck bool) error {
 	rendered := 0
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		// Files whose name begins with `_` are shared by cases and are none themselves.
 		if strings.HasPrefix(name, "_") {
 			continue
 		}

@@ -206,6 +206,8 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
         name: name(service),
         namespace: None,
     };
+    // Nobody measured the weights; the parts below are rare, so that most policies have none of
+    // them.
     let targets = option::weighted(0.15, vec(select(vec!["web", "api"]).prop_map(target), 1..3));
     // No ExternalAuthorizer has the last name, so a policy that names it is broken.
     let provider = select(vec!["authz", "other", "nobody"]);

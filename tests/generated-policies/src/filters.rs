@@ -266,6 +266,7 @@ fn status() -> impl Strategy<Value = u16> {
 /// Returns the answer of a VirtualService's rule; most have none.
 pub(crate) fn answer_of_virtual_service()
 -> impl Strategy<Value = (Option<HttpRedirect>, Option<HttpDirectResponse>)> {
+    // Istio permits a port, a rule that derives it, or neither.
     let port = prop_oneof![
         2 => Just((None, None)),
         1 => port().prop_map(|port| (Some(port), None)),

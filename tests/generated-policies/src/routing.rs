@@ -535,6 +535,8 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         let pattern = option::weighted(0.1, string_match(texts, patterns));
         (exact(texts), pattern).prop_map(|(exact, pattern)| exact.or(pattern))
     };
+    // Most conditions are absent, so that a request meets several rules. Nobody measured the
+    // weights.
     let parts = (
         uri,
         condition(&METHODS, &METHOD_PATTERNS),
@@ -542,6 +544,7 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         (conditions(), conditions()),
         conditions(),
         option::weighted(0.2, some_port()),
+        // A match that names only an ingress gateway holds for no request inside the mesh.
         vec(words(&["mesh", "ingress"]), 0..2),
         any::<bool>(),
     );

@@ -453,7 +453,8 @@ fn the_program_follows_the_rules_through_recorded_histories() {
                 "{verdict} is hardly met: {tally:?}"
             );
         }
-        // Few established or repeated requests would mean that the histories became trivial.
+        // Few established or repeated requests would mean that the histories became trivial. The
+        // bounds were chosen.
         assert!(
             tally.established >= 500 && tally.requests_twice >= 50,
             "{tally:?}"

@@ -79,6 +79,7 @@ impl SupervisorState {
         let router = &design.plan.routers[host.az];
         let wire = tool_batch::host_wire(&design.plan, host);
         let relay = design.plan.relay(host);
+        // The relay's namespace must exist before the link that ends in it.
         if let Some(relay) = &relay {
             self.tools.run(&tool_batch::make_spaces(std::iter::once(
                 relay.netns.as_str(),
@@ -110,6 +111,7 @@ impl SupervisorState {
             principals.admit(&self.paths, &design.plan, host)?;
             principals.write(&self.paths)?;
         }
+        // The relay comes first, because the host's link carries nothing without it.
         let environments = self.environments(&design);
         for environment in relay
             .iter()
@@ -156,6 +158,7 @@ impl SupervisorState {
     /// Removes everything of a gateway. Continues after an error and returns the first one.
     fn unmake_gateway(&self, host: &HostPlan) -> Result<()> {
         let mut design = WorldDesign::clone(&self.design());
+        // The process ends first, so that nothing uses what is removed below.
         let entry = self.host_entries().remove(&host.name);
         if let Some(entry) = entry {
             self.quit(entry);

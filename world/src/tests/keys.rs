@@ -49,6 +49,7 @@ fn requesters_get_the_providers_key_servers_and_their_names() {
             .replace("/run/canal/worlds/tier", "DIR")
     };
     // Nodes and gateways of both AZs and tenants get the same two servers, never a tenant's.
+    // Addresses follow from the order of hosts in the file (`plan.rs`).
     let expected = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
     for host in ["a-n1", "b-n2", "gw-1a", "gw-4b"] {
         let command = command(host);

@@ -275,6 +275,7 @@ fn edges_of_one_az_share_a_tunnel_end_through_a_multipath_route() {
         .iter()
         .map(|edge| (edge.hosts.join("+"), edge.underlay.to_string()))
         .collect();
+    // 250.1.255.1 is the tunnel end that the edges of AZ 1 share.
     assert_eq!(
         ends,
         [
@@ -372,6 +373,7 @@ fn edges_and_gateways_get_their_addresses() {
         )
     };
     let programs = |host: &str| format!("--device eth0 --pin-dir DIR/data/{host}/bpffs");
+    // Addresses follow from the order of hosts in the file (`plan.rs`).
     let edge = format!(
         "canal-edge --edge edge-2 --address 250.2.0.1 {} {}",
         common("edge-2", "az2"),

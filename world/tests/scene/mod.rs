@@ -147,6 +147,7 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
     let list = |dir: &str| -> Vec<String> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries
+            // The names of a world's things are UTF-8, so others are not of interest.
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect()
     };

@@ -18,7 +18,7 @@ const DETAILS_POD: &str = "alpha/bookinfo/details-0";
 /// Number of requests that are measured.
 /// Background work of the hosts, such as probes and reports, then adds little to the cost of one.
 const REQUESTS: u64 = 4_000;
-/// Nobody measured other numbers.
+/// Connections of the load. Nobody measured other numbers.
 const CONNECTIONS: &str = "8";
 
 /// One hop of the path: its name, its hosts, and the owner of its CPU time.
@@ -167,6 +167,7 @@ fn lines(
     ]);
     let mut mesh_us = 0.0;
     for ((hop, before), after) in hops.iter().zip(before).zip(after) {
+        // A counter that began anew must show as 0 and not as a huge number.
         let us = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6 / requests;
         let bytes = |after: u64, before: u64| {
             format!("{:.0} B", after.saturating_sub(before) as f64 / requests)

@@ -53,6 +53,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let redirected = curl(world, &first, "http", HOST, &["-L"]).await?;
     // curl ends with a failed handshake, not with a status.
     let other = curl(world, &first, "https", "other.example.com", &[]).await?;
+    // Only the Secret is applied again; the Gateway from above stays.
     world
         .apply("alpha", "demo/alpha/public.yaml", certificate(&second)?)
         .await?;

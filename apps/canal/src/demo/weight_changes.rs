@@ -65,6 +65,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         tokio::time::sleep(PAUSE).await;
     }
     let report = parse(&world.listen(load, &argv).await?, &argv)?;
+    // A report without the number fails the check below.
     let requests = report["requests"].as_u64().unwrap_or(0);
     // A load that never ran has no failed requests either.
     let none_failed = Expectation::new(

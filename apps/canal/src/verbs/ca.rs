@@ -247,6 +247,7 @@ fn lines(answer: &TrustResponse) -> Vec<String> {
             roots,
         ]);
     }
+    // A response has a note only if the controller has something to explain.
     let mut lines: Vec<String> = Some(&answer.note)
         .filter(|n| !n.is_empty())
         .cloned()

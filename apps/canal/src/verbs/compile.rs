@@ -140,6 +140,7 @@ fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
             dirs.push((named(&path), path));
         }
     }
+    // The file system's order is arbitrary, and outputs must not depend on it.
     dirs.sort();
     dirs.retain(|(name, _)| args.tenant.as_ref().is_none_or(|tenant| tenant == name));
     match dirs.is_empty() {

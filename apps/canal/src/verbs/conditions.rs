@@ -62,6 +62,7 @@ fn lines_of(object: &ObjectStatus) -> Vec<String> {
         );
     };
     add(&mut lines, "  ", &object.conditions);
+    // Objects without this field have 0, so 0 is not shown.
     if object.attached_listener_sets > 0 {
         lines.push(format!(
             "  attachedListenerSets={}",

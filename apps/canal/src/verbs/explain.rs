@@ -320,6 +320,7 @@ fn describe(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
         direct: args.direct,
         request,
         claims,
+        // An empty `--sni` means a client that sends no server name.
         server_name: args.sni.clone().filter(|name| !name.is_empty()),
     })
 }

@@ -612,6 +612,7 @@ fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
         lines.push(String::new());
         let mut blast = TextTable::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);
         for b in &fleet.blast {
+            // The averages may be far below one service, so they have three decimals.
             blast.row([b.failed.to_string(), format!("{:.3}", b.expected_services)]);
         }
         lines.extend(blast.lines());
@@ -622,6 +623,7 @@ fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
             .iter()
             .map(|note| format!("unmet constraint: {note}")),
     );
+    // In capitals, because a plan must never break a rule.
     lines.extend(
         fleet
             .findings
@@ -645,6 +647,7 @@ fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
         ));
     }
     for t in &explained.tables {
+        // A closing table is in use whether it is open or not.
         let state = match (t.closing, t.open) {
             (true, _) => "closing; in use for its sessions",
             (false, true) => "open",

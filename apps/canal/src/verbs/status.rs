@@ -229,6 +229,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
             generation(s),
             s.resources.to_string(),
             size(s.bytes_sent),
+            // The controller's clock may be ahead of this host's, hence the saturation.
             format!("{} ago", span(now_ms.saturating_sub(s.last_seen_ms))),
             s.nack.clone(),
         ]);

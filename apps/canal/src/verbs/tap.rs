@@ -126,6 +126,8 @@ async fn locally(args: &TapArgs) -> VerbResult {
     let target = format!("/tap{}", query(args));
     let mut all = stream::SelectAll::new();
     for gateway in &gateways {
+        // A gateway that cannot be reached now fails the tap: its requests would be missing
+        // unnoticed.
         all.push(lines(&running, gateway, &target).await?);
     }
     eprintln!(

@@ -123,7 +123,7 @@ fn envoy(folders: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pin
     let (mut listeners, mut clusters) = (String::new(), String::new());
     // Each tenant has a listener and a cluster of its own, as separate tenants have.
     for (n, address) in addresses.iter().enumerate() {
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, here and below.
         let _ = write!(
             listeners,
             "  - address: {{socket_address: {{address: {}, port_value: {}}}}}\n    filter_chains:\n    - filters:\n      - name: hcm\n        typed_config:\n          \

@@ -53,6 +53,7 @@ impl BenchMesh {
         folders
             .certificates
             .give_authority(&dir.join("authorities"))?;
+        // The controller's list has hashes of tokens only.
         let hash: String = Sha256::digest(TOKEN)
             .iter()
             .map(|byte| format!("{byte:02x}"))

@@ -27,6 +27,7 @@ type pod struct {
 // suite's image for the servers of the Gateway tests does.
 func serveBasic() error {
 	p := pod{os.Getenv("NAMESPACE"), os.Getenv("SERVICE_NAME"), os.Getenv("POD_NAME")}
+	// The first error ends the process, so nothing reads the errors of other servers.
 	failed := make(chan error)
 	listen := func(variable, port string, serve func(net.Listener) error) {
 		go func() {
@@ -37,6 +38,7 @@ func serveBasic() error {
 			failed <- err
 		}()
 	}
+	// The images of the suite's servers spell this variable in two ways.
 	secured := tlsOf(cmp.Or(os.Getenv("TLS_SERVER_PRIVKEY"), os.Getenv("TLS_SERVER_PRIV_KEY")))
 	switch {
 	case os.Getenv("GRPC_ECHO_SERVER") != "":

@@ -136,6 +136,7 @@ fn mirrored(setup: &AttackWorld) -> AttackOutcome {
 
 /// Objects for pods that do not exist: the gateway would dial the addresses in them.
 fn endpoints() -> Vec<Attack> {
+    // No other Service has the address 10.101.0.95.
     let trap = |address: &str, port: u16| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: trap, namespace: default}}\n\
@@ -240,6 +241,8 @@ fn objects() -> Vec<Attack> {
             own,
         ),
     ];
+    // Beta may write this object, so the attack is the tunnel: without an object of alpha's it must
+    // not open.
     all.push(Attack::new(
         "a federation that alpha has not declared",
         |s| {

@@ -66,6 +66,8 @@ fn own(s: &AttackWorld) -> String {
 fn at_the_edge() -> Vec<Attack> {
     // The counter's label says which check refused the frame.
     let at = |attack: Attack, what| attack.counted("edge", "canal_edge_packets_total", &[what]);
+    // A source is unknown if its host is no node of the VNI's tenant, and forged if the inner
+    // source is another node's.
     let unknown_source = "what=\"drop_unknown_source\"";
     let forged = "what=\"drop_forged\"";
     let address = "what=\"drop_address\"";
@@ -174,6 +176,8 @@ fn at_the_replica() -> Vec<Attack> {
                 "edge-1",
                 |s| (own(s), format!("{}:15020", s.mesh.address("gw-1"))),
             ),
+            // The edge forwards what could be a response; the replica has dialled no such
+            // connection.
             "what=\"drop_crossed\"",
         ),
     ]
@@ -191,6 +195,7 @@ fn from_a_pod() -> Vec<Attack> {
             // The sender's kernel returns an error at the first frame, so there is one refusal.
             .once()
     };
+    // Frames of raw sockets are not captured, so the guard stops them; VXLAN is UDP.
     let (raw, udp) = ("verdict=\"stopped_tcp\"", "verdict=\"stopped_udp\"");
     vec![
         guarded(

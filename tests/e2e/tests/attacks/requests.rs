@@ -285,6 +285,7 @@ fn framing() -> Vec<Attack> {
         Attack::new(
             "an upgrade to HTTP/2 in the clear",
             |s| {
+                // The settings are valid: 100 streams and a window of 65,535 bytes.
                 let request = "GET /headers HTTP/1.1\r\nHost: w\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
                 let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "x-served-by");
                 AttackOutcome::of(

@@ -123,6 +123,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
         // The payload header is the gateway's to set; a client's must be removed.
         Attack::new(
             "the payload of a token that was not there",
+            // The value is the base64url form of the claim that subject is `me`.
             |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]),
             good,
         ),

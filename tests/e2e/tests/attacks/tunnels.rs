@@ -567,6 +567,8 @@ fn frames() -> Vec<Attack> {
     };
     let served = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
     // Each attack sends 20 frames, of which one has to be counted, so lost ones do not matter.
+    // 10.1.1.2 is a pod, and 10.102.2.1 the gateways' address in AZ 1 (`GATEWAY`), both of every
+    // tenant. 999 stands for any port.
     vec![
         Attack::new(
             "alpha's VNI from beta's node, to the edge",

@@ -325,6 +325,7 @@ fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
     std::fs::write(staged.join("_tenant.yaml"), tenant).expect("gamma's Tenant");
     // The controller must not read half of a tenant.
     std::fs::rename(&staged, folder(setup, "config/gamma")).expect("gamma's files");
+    // A Service and a route with a pattern use some of each share.
     let objects = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\nspec: {selector: {app: web}, ports: [{name: http, port: \
                    80}]}\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, namespace: default}\nspec: \
                    {parentRefs: [{group: \"\", kind: Service, name: web}], rules: [{matches: [{path: {type: RegularExpression, value: '/[ab]{30}'}}], \

@@ -126,7 +126,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 .connections_opened
         },
     ));
-    // Nothing is left open, so the attempts per second are the load.
+    // Nothing is left open, so the attempts per second are the load. Nobody derived their minimum.
     cases.push(ExhaustionCase::new(
         "connections that are opened and reset",
         1000,

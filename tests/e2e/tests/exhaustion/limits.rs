@@ -192,6 +192,7 @@ fn connection_cases() -> Vec<LimitCase> {
         LimitCase {
             name: "the controller's connections without a token",
             share: Some(ShareKind::ControllerUnauthenticated),
+            // The flood exceeds the 50 of alpha's share (`SHARES`) many times.
             attack: |setup| flood(setup, ALPHA_NODE, setup.controller(), 600, Hold::Silent),
             refusals: |mesh| full(mesh, "controller", "controller_unauthenticated_connections"),
         },

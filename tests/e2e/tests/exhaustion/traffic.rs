@@ -68,7 +68,7 @@ fn half_heads(setup: &ExhaustionWorld, lasts: Duration) -> u64 {
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     // The first number is the minimum of requests for the attack to count, the second that of
-    // connections.
+    // connections. Nobody derived the numbers.
     vec![
         flood(
             "requests as fast as they are answered",

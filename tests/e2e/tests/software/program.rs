@@ -199,6 +199,7 @@ impl SoftwareProgram {
                     text: text.trim().to_owned(),
                 });
             }
+            // A crowd's one line is its result, so its end is no observation.
             if part == ClientPart::Crowd {
                 continue;
             }

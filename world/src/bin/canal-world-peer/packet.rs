@@ -135,6 +135,7 @@ fn segment(
                 0,
                 0,
                 0,
+                // An arbitrary identifier, and sequence number 1.
                 0xca,
                 0x0a,
                 0,

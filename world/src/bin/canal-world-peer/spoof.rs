@@ -196,6 +196,7 @@ mod tests {
 
     #[test]
     fn orders_round_trip_or_are_refused() {
+        // A good command is shown as it will be sent, a bad one by its reason.
         let base = "from=10.1.1.2:1 to=10.1.200.1:80";
         for (order, expected) in [
             (base.to_owned(), "1 syn 10.1.1.2:1 > 10.1.200.1:80"),

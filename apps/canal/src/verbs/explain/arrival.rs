@@ -229,22 +229,27 @@ fn parse_url(text: &str) -> Done<RequestedUrl> {
     };
     // Clients do not send the fragment.
     let rest = rest.split('#').next().unwrap_or_default();
+    // A query may follow the host without a path.
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (authority, target) = rest.split_at(end);
+    // RFC 9110 (§4.2.4) forbids clients to send a user name in a URL.
     if authority.contains('@') {
         return Err(usage("has a user name"));
     }
     let (host, port) = match authority.rsplit_once(':') {
+        // In `[fd00::1]` the last colon belongs to the address.
         Some((host, port)) if !port.ends_with(']') => {
             let port = port.parse().map_err(|_| usage("has no valid port"))?;
             (host, Some(port))
         }
         _ => (authority, None),
     };
+    // An IPv6 address has brackets in a URL (RFC 3986 §3.2.2).
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.is_empty() {
         return Err(usage("has no host"));
     }
+    // Clients send an empty path as `/` (RFC 9112 §3.2.1).
     let target = match target.starts_with('/') {
         true => target.to_owned(),
         false => format!("/{target}"),
@@ -324,6 +329,7 @@ mod tests {
             port,
             target: target.to_owned(),
         };
+        // A URL without a path has `/`, and the fragment (`#d`) is not sent.
         for (text, want) in [
             ("http://a", url(UrlKind::Http, "a", None, "/")),
             (
@@ -347,6 +353,7 @@ mod tests {
         ] {
             assert_eq!(parse_url(text).ok(), Some(want), "{text}");
         }
+        // Each of these lacks a part, or has one that is not allowed.
         for text in [
             "a",
             "ftp://a",
