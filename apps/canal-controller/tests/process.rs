@@ -389,7 +389,6 @@ fn refused(args: &[String]) -> Output {
     Command::new(BINARY).args(args).output().unwrap()
 }
 
-/// Each expected text is the part of a message that helps: a range, a form or a flag.
 #[test]
 fn wrong_flags_are_reported() {
     let folders = ControllerFolders::new();
@@ -469,8 +468,7 @@ fn wrong_flags_are_reported() {
         ("--jwks-refresh", "0s", "1s to 24h"),
         ("--jwks-hosts", "a b", "host:port"),
         ("--external-ca", "alpha.example", "TRUST_DOMAIN=URL"),
-        // The flag needs `--ca-dir`, which these arguments lack.
-        ("--external-ca", "alpha.example=http://ca", "--ca-dir"),
+        ("--external-ca", "alpha.example=http://ca", "--ca-dir"), // The flag needs this one.
     ] {
         let out = refused(&[folders.args(), vec![flag.into(), value.into()]].concat());
         let text = String::from_utf8_lossy(&out.stderr);

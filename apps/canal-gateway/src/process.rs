@@ -168,8 +168,7 @@ async fn drained(
     drain::on_signals_after(signals, trigger, notice, config.drain_limit, GRACE).await
 }
 
-/// Starts the parts of the process in the order in which they need each other. A state file never
-/// changes, so it has no subscriber.
+// Starts what others need first. A state file never changes, so it has no subscriber.
 fn begin(
     config: &GatewayProcessConfig,
     process_drain: &DrainWatcher,

@@ -172,13 +172,12 @@ fn a_root_is_replaced_under_load() {
         "--patience-ms",
         &timeout,
     ];
-    // Nobody derived the rates and the numbers of connections.
     let (persistent, new): (&[&str], &[&str]) = match is_timed() {
         true => (
             &["-r", "100", "-c", "8"],
             &["-r", "20", "-c", "4", "--no-keepalive"],
         ),
-        // The gate checks no rate and its machine may be busy, so a smaller load suffices.
+        // The gate checks no rate, so a smaller load suffices. Nobody derived the numbers.
         false => (
             &["-r", "50", "-c", "4"],
             &["-r", "20", "-c", "2", "--no-keepalive"],
@@ -191,8 +190,7 @@ fn a_root_is_replaced_under_load() {
     ];
     let (took, reports) = load_while(mesh(), &clients, || {
         if is_timed() {
-            // Only the timing tier measures at a steady rate, which the clients have reached by
-            // then.
+            // Only the timing tier measures at a steady rate, which clients reach by then.
             std::thread::sleep(Duration::from_secs(3));
         }
         mesh()

@@ -275,10 +275,9 @@ fn transfers_go_on_when_links_narrow() {
             })
             .sum::<u64>()
     };
-    // The tier needs 1500 bytes, so 1400 is too narrow.
     for (what, hosts, count_too_big) in [
         (
-            "the replicas' links",
+            "the replicas' links", // They need 1500 bytes, so that 1400 is too narrow.
             &TIER1[1..],
             &by_replicas as &dyn Fn() -> u64,
         ),
@@ -317,8 +316,7 @@ fn transfers_go_on_when_links_narrow() {
         "errors about answers are translated",
         || edge(&mesh, "edge-1", "icmp_translated") > translated,
     );
-    // 1500 bytes is the world's MTU of pods' links.
-    set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500);
+    set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500); // as the world began
 
     let before = icmp_errors_received(&mesh);
     let servers: Vec<String> = TENANTS

@@ -295,8 +295,7 @@ fn planned_changes_break_no_session() {
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
     );
-    // Each request opens a connection, so that changes meet handshakes too. Nobody derived the
-    // rates.
+    // Each request opens a connection: changes meet handshakes too. Nobody derived the rates.
     let fresh = start_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = start_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();

@@ -209,8 +209,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
             })?;
         }
     }
-    // Percentiles are read from sorted lists.
-    outcome.latencies.sort_by(f64::total_cmp);
+    outcome.latencies.sort_by(f64::total_cmp); // Percentiles are read from sorted lists.
     outcome.lateness.sort_by(f64::total_cmp);
     Ok(outcome)
 }
