@@ -187,6 +187,7 @@ pub fn decide(
             _ => {}
         }
     }
+    // The order is Istio's: CUSTOM, DENY, ALLOW.
     for authorizer in authorizers {
         match first(
             &of(&AuthorizationAction::Custom(authorizer.clone())),
@@ -548,6 +549,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
         match (byte, hex) {
             (b'%', Some(hex)) => {
                 let code = u8::from_str_radix(hex, 16).ok()?;
+                // Some servers end a path at an escaped NUL, or drop control characters.
                 // Some servers decode an escaped slash before they split the path, others do not.
                 allowed(!matches!(code, 0..=0x1f | 0x7f | b'/' | b'\\'))?;
                 // Only unreserved characters are decoded (RFC 3986 §6.2.2.2).
@@ -559,6 +561,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
                 rest = &after[2..];
             }
             (byte, _) => {
+                // Spaces and control characters are in no path (RFC 3986 §3.3).
                 // A `%` here begins no valid escape; some servers treat a backslash as a slash.
                 allowed(!matches!(byte, b'%' | 0..=0x20 | 0x7f | b'\\'))?;
                 decoded.push(*byte);

@@ -98,6 +98,7 @@ fn changed(
             }
         }
     }
+    // The order of names means nothing; the stable sort keeps the order of one name's values.
     headers.sort_by(|a, b| a.0.cmp(&b.0));
     Some(ForwardedRequest {
         host,

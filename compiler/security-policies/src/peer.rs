@@ -78,6 +78,7 @@ fn read(
     // More ports break the object, so the rest needs no check.
     for (port, mtls) in spec.port_level_mtls.iter().take(VALUES_MAX) {
         match port.parse::<u16>().ok().filter(|port| *port > 0) {
+            // A port without a mode of its own (UNSET) has the mode of the workload.
             Some(port) => ports.extend(mode(mtls.mode).map(|mode| (port, mode))),
             None => reading.breaks(
                 Code::InvalidValue,

@@ -417,6 +417,8 @@ mod tests {
                 "alpha.example/ns/a/sa/b",
                 r#"Exact("alpha.example/ns/a/sa/b")"#,
             ),
+            // `cluster.local` is Istio's name for the own trust domain, which is alpha.example
+            // here.
             (
                 A::SourcePrincipal,
                 "cluster.local/ns/a/sa/b",
