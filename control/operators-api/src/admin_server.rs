@@ -260,6 +260,7 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
     let catalog = shared.catalog.borrow().clone();
     let summary = shared.subscribers.summary(&catalog);
     let mut g = GaugeValues::default();
+    // Prometheus has floating-point numbers, which are exact up to 2^53.
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
     // A kind without subscribers is shown as 0.
     for kind in ["node", "gateway", "edge", "keyserver"] {

@@ -283,6 +283,7 @@ impl IssuanceLog {
                 why: e.to_string(),
             }
             .into()),
+            // The writing thread ended without an answer.
             Err(_) => Err(IssuanceLogError::Stopping),
         }
     }

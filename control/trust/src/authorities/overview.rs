@@ -93,6 +93,7 @@ impl TrustAuthorities {
             AuthoritySource::Infra(infra) => Some(infra.clone()),
             AuthoritySource::Own => domain.own.as_ref().map(|own| own.signing.clone()),
         };
+        // Prometheus has floating-point numbers, which are exact up to 2^53.
         if let Some(signer) = signer {
             g.set(metrics::CA_NOT_AFTER, &label, signer.not_after() as f64);
         }
