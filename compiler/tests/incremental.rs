@@ -164,6 +164,7 @@ fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit
             }
         }
         (25..=27, Some(at)) => edit_object(&mut documents[at], |object| {
+            // Few times, so that routes often are of the same age.
             let at = Timestamp(edit.other.index(4) as u64);
             match object {
                 Object::HttpRoute(it) => it.metadata.creation_timestamp = Some(at),

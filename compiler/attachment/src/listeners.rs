@@ -710,6 +710,7 @@ fn read_listener(
         allowed,
         route_kinds,
         is_host_broken,
+        // Gateway API redirects by routes.
         redirects_to_https: false,
     }
 }

@@ -190,12 +190,14 @@ fn mutual_secrets() -> String {
             ]
             .concat(),
         ),
+        // Only the existence of the list is read, so any text will do.
         of(
             "revoking",
             "Opaque",
             whole("ca.crt", &ca, &[("ca.crl", "list")]),
         ),
         of("broken", "Opaque", whole("ca.crt", "no PEM", &[])),
+        // The authorities of `split` are in a Secret of their own.
         secret("split", "kubernetes.io/tls", &tls),
         secret("split-cacert", "Opaque", &[("ca.crt", two.as_str())]),
     ]

@@ -342,6 +342,7 @@ impl RuleReader<'_, '_> {
             field: self.field.clone(),
             report,
             broken: fault.map(|fault| format!("{}: {}", fault.field, fault.problem)),
+            // A broken rule resets its connections, which see no status.
             refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };

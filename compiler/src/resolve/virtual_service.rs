@@ -330,6 +330,7 @@ impl VirtualServices<'_> {
             bytes_left: point.regex_bytes_left,
             copies: point.rule_copies(),
             service: format!("{}/{}", point.service.namespace, point.service.name),
+            // The point is one Service or one Gateway, and its bytes are those above.
             gateways: Vec::new(),
         };
         // A broken object refuses all requests, even if none of its rules could be read.

@@ -210,6 +210,7 @@ fn answer(
         ("/healthz/ready", _) => text(StatusCode::OK, "ready\n".into()),
         ("/config_dump", AdminEndpoint::Socket) => {
             let catalog = shared.catalog.borrow().clone();
+            // Names of tenants have no characters that a query would escape.
             let only = request.uri().query().and_then(|q| q.split('&').find_map(|p| p.strip_prefix("tenant=")));
             let subscribers = shared.subscribers.list(&catalog, |_| true);
             let mut response = text(StatusCode::OK, format!("{:#}\n", dump::catalog(&catalog, only, &subscribers)));
