@@ -320,7 +320,9 @@ mod tests {
         };
         for (pattern, substitution, path, want) in [
             ("^/v([0-9]+)/(.*)$", r"/\2/v\1\\", "/v1/a", "/a/v1\\"),
+            // As in RE2, an empty match is replaced too, but not right behind another match.
             ("b*", "bb", "/ccb", "bb/bbcbbcbb"),
+            // A group that did not match is an empty text.
             ("(x)|b", r"<\1\0>", "/abb", "/a<b><b>"),
             ("x", "y", "/a", "/a"),
         ] {

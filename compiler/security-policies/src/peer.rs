@@ -51,6 +51,7 @@ fn read(
         // A selector that cannot be read counts as none, so that the object fails closed.
         _ => widest(metadata),
     };
+    // As in Istio, modes of ports need a selector.
     if labels.is_none()
         && !spec.port_level_mtls.is_empty()
         && sourced.fault("spec.selector").is_none()

@@ -389,6 +389,7 @@ mod tests {
             (A::Method, "*", "Present"),
             (A::Method, "G*", r#"Prefix("G")"#),
             (A::Method, "*T", r#"Suffix("T")"#),
+            // As in Istio, a star at the beginning outranks one at the end.
             (A::Method, "*E*", r#"Suffix("E*"), odd"#),
             (A::Method, "G*T", r#"Exact("G*T"), odd"#),
             (A::Method, "", "refused"),

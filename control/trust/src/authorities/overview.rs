@@ -112,6 +112,7 @@ impl TrustAuthorities {
             &label,
             domain.record.blocked_identities.len() as f64,
         );
+        // Expired certificates count until they are pruned, as they do in the tenant's share.
         g.set(
             metrics::CA_ISSUED,
             &label,
