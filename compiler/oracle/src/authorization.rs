@@ -619,6 +619,7 @@ mod tests {
         for (m, sent, want) in [
             (exact("example.com"), "Example.com", true),
             (exact("Example.com"), "example.com:8080", true),
+            // As in DNS, a dot at the end names the same host.
             (exact("example.com"), "example.com.", true),
             // A value without a port matches every port, and a value with one matches only that.
             (exact("example.com"), "example.com.:80", true),
