@@ -164,6 +164,7 @@ fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit
             }
         }
         (25..=27, Some(at)) => edit_object(&mut documents[at], |object| {
+            // Few times, so that routes often are of the same age.
             let at = Timestamp(edit.other.index(4) as u64);
             match object {
                 Object::HttpRoute(it) => it.metadata.creation_timestamp = Some(at),
@@ -328,6 +329,8 @@ fn routes_that_share_a_limit_are_compiled_together() {
             "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
         );
         for number in 0..count {
+            // A Service has room for fewer than 200 of these expressions, so some of its rules
+            // refuse.
             let value = format!("/{number}(abc|d[e-z]){{300}}");
             writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
         }
@@ -358,5 +361,6 @@ fn routes_that_share_a_limit_are_compiled_together() {
         edited.check();
     }
     assert_eq!(refused(&edited), full);
+    // All four edits are of routes alone, so each is compiled partially.
     assert!(full > 1 && edited.partial == 4, "{full} {}", edited.partial);
 }

@@ -111,6 +111,7 @@ fn parts(selector: &LabelSelector) -> usize {
     selector.match_labels.len() + values.sum::<usize>()
 }
 
+/// Checks the operators of a selector, and its limits. The error is the problem.
 fn check(selector: &LabelSelector) -> Result<(), String> {
     let count = parts(selector);
     if count > SELECTOR_PARTS_MAX {

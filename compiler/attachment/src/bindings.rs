@@ -88,6 +88,7 @@ impl TenantListeners {
         let refuse = |code, problem: String, fix| Err(BindingProblem { code, problem, fix });
         let (namespace, name) = gateway;
         let found = bindable(&self.istio_gateways, gateway)?;
+        // Comparisons are charged before they are made, so that a tenant cannot exceed its limit.
         let cost = found.listeners.len().saturating_mul(hosts.len());
         let Some(left) = self.comparisons_left.checked_sub(cost) else {
             // The objects behind this one must not be bound either.
@@ -126,6 +127,8 @@ impl TenantListeners {
             if placed.redirects_to_https || placed.listener.closed.is_some() {
                 continue;
             }
+            // An object beyond the limit is on no listener of this Gateway, rather than on some of
+            // them.
             let Some(left) = hosts_left.checked_sub(shared.len()) else {
                 let problem = format!(
                     "the object has more than {ATTACHED_HOSTS_PER_ROUTE_MAX} hosts on its listeners together"

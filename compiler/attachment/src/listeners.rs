@@ -240,6 +240,8 @@ pub(crate) fn resolve<'a>(
 ) -> (TenantListeners, TenantQuota<'a>) {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
+        // Only an HTTPRoute and a GRPCRoute can claim one host, so the hosts are recorded if there
+        // are both.
         kind_hosts: objects.has_grpc_routes.then(BTreeMap::new),
         ..TenantListeners::default()
     };
@@ -255,6 +257,7 @@ pub(crate) fn resolve<'a>(
             &objects.grants,
         ),
     };
+    // The oldest Gateways come first, so that the limits close the newest.
     for gateway in &objects.gateways {
         let mut report = DocumentReport {
             document: gateway.document,
@@ -421,6 +424,7 @@ fn accept(
         );
         return None;
     };
+    // A Gateway is closed for the first of its faults.
     let mut object_fault = of_class;
     let addresses = requested_addresses(gateway, &mut object_fault, report);
     let annotations = GatewayAnnotations::read(metadata, &mut object_fault, report);
@@ -706,6 +710,7 @@ fn read_listener(
         allowed,
         route_kinds,
         is_host_broken,
+        // Gateway API redirects by routes.
         redirects_to_https: false,
     }
 }
@@ -806,6 +811,7 @@ fn allowed_routes(
             &fix,
         );
     }
+    // Each of the kinds has a diagnostic from above.
     if kinds.is_empty() {
         let problem = "the listener allows no kind of route that Canal can attach to it";
         closed.get_or_insert(fault(ListenerFaultReason::InvalidRouteKinds, problem));
@@ -857,6 +863,7 @@ fn add_set(
         .allowed_sets
         .has(namespace, &metadata.namespace, &resolved.namespaces);
     if !is_allowed {
+        // Only a warning, because the Gateway may allow the set later.
         let problem = format!(
             "Gateway {namespace}/{} takes no ListenerSets of namespace {}",
             parent.name, metadata.namespace
@@ -915,6 +922,7 @@ fn close_conflicts(
         // Listeners of one name are ambiguous whatever else closes them.
         let of_name = own.iter().enumerate();
         let of_name = of_name.filter(|(_, it)| it.listener.name == listener.listener.name);
+        // A listener with a conflict from above is compared by name only.
         let is_left = !conflicts.contains_key(&at);
         let others = left.iter().copied().filter(|_| is_left).chain(of_name);
         let mut others = others.filter(|(other, _)| *other != at);

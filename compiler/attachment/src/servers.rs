@@ -110,6 +110,8 @@ fn accept(
         class: None,
         trusted_proxies: annotations.trusted_proxies,
         proxied: annotations.proxied,
+        // Servers have validations of their own; Gateways of Istio request no address and take no
+        // sets.
         validation: Arc::default(),
         server_validations: validations,
         addresses: Vec::new(),
@@ -188,10 +190,12 @@ impl ServerReader<'_, '_, '_> {
             }
             return;
         };
+        // Diagnostics name listeners, so a port without a name gets one.
         let name = match server.port.name.as_str() {
             "" => format!("{}-{port}", shorten(&server.port.protocol).to_lowercase()),
             name => shorten(name),
         };
+        // Listeners are named after the port's name, so a second one would be ambiguous.
         if !self.names.insert(name.clone()) {
             let problem = format!(
                 "an earlier server has the port name {name:?} too, so this one is left out"
@@ -420,6 +424,7 @@ impl ServerReader<'_, '_, '_> {
             _ => return None,
         };
         // A server without a certificate is closed already.
+        // Of several credentials, the first names the authorities.
         let credentials = tls.credential_name.iter().chain(&tls.credential_names);
         let credential = credentials
             .into_iter()
@@ -505,6 +510,7 @@ impl ServerReader<'_, '_, '_> {
             let is_tcp = server.protocol == ListenerProtocol::Tcp;
             let found = host_of(self.namespace, written);
             match found.map(|(host, allowed)| (host.filter(|_| !is_tcp), allowed)) {
+                // A host that is written for several namespaces is served for all of them.
                 Ok((host, allowed)) => match hosts.get_mut(&host) {
                     Some((_, known)) => known.widen(allowed),
                     None => drop(hosts.insert(host, (at, allowed))),
@@ -578,6 +584,7 @@ impl ServerReader<'_, '_, '_> {
             (_, Some(HostMatch::Exact(host))) => format!("{}/{host}", server.name),
             (_, Some(HostMatch::Suffix(domain))) => format!("{}/*{domain}", server.name),
         };
+        // A closed server completes no handshake, so it validates no client.
         if let Some((mode, authorities)) = server.validation.clone()
             && server.closed.is_none()
         {

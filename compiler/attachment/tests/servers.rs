@@ -158,6 +158,7 @@ fn mutual_secrets() -> String {
     let key_pem = key.serialize_pem();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = params.self_signed(&key).unwrap().pem();
+    // Secrets with two authorities are distinguished from those with one by their count.
     let other = KeyPair::generate().unwrap();
     let two = format!("{ca}{}", params.self_signed(&other).unwrap().pem());
     let tls = [("tls.crt", chain.as_str()), ("tls.key", key_pem.as_str())];
@@ -189,12 +190,14 @@ fn mutual_secrets() -> String {
             ]
             .concat(),
         ),
+        // Only the existence of the list is read, so any text will do.
         of(
             "revoking",
             "Opaque",
             whole("ca.crt", &ca, &[("ca.crl", "list")]),
         ),
         of("broken", "Opaque", whole("ca.crt", "no PEM", &[])),
+        // The authorities of `split` are in a Secret of their own.
         secret("split", "kubernetes.io/tls", &tls),
         secret("split-cacert", "Opaque", &[("ca.crt", two.as_str())]),
     ]
@@ -209,6 +212,7 @@ fn a_mutual_server_validates_clients_by_the_authorities_of_its_secret() {
     for (tls, expected) in [
         ("mode: MUTUAL, credentialName: whole", Ok("AllowValidOnly 1")),
         ("mode: OPTIONAL_MUTUAL, credentialName: opaque", Ok("AllowValidOrNone 1")),
+        // `cacert` with two authorities takes precedence over `ca.crt` with one.
         ("mode: MUTUAL, credentialName: generic", Ok("AllowValidOnly 2")),
         ("mode: MUTUAL, credentialName: split", Ok("AllowValidOnly 2")),
         ("mode: MUTUAL, credentialNames: [split, whole]", Ok("AllowValidOnly 2")),
@@ -216,6 +220,7 @@ fn a_mutual_server_validates_clients_by_the_authorities_of_its_secret() {
             "mode: MUTUAL, credentialName: bare, caCertCredentialName: opaque",
             Ok("AllowValidOnly 1"),
         ),
+        // There is no Secret opaque-cacert, so the name without its suffix counts.
         (
             "mode: MUTUAL, credentialName: bare, caCertCredentialName: opaque-cacert",
             Ok("AllowValidOnly 1"),
@@ -341,6 +346,7 @@ fn servers_that_relay_are_told_apart_by_protocol_and_mode() {
                     "TLS",
                     "hosts: [a.example], tls: {mode: PASSTHROUGH}"
                 ),
+                // Istio passes TLS through where no mode is written, for HTTPS too.
                 of("default", 443, "HTTPS", "hosts: [b.example], tls: {}"),
                 of(
                     "missing",
@@ -384,6 +390,7 @@ fn servers_that_relay_are_told_apart_by_protocol_and_mode() {
             .collect();
         assert_eq!(bound, expected, "{rules:?}");
     }
+    // No server is for HTTP, so rules for requests bind to none.
     assert!(
         all.bind(&gateway, &from, (BoundRules::Http, &[None]), 0)
             .is_err()
@@ -494,6 +501,7 @@ fn virtual_services_bind_to_servers_that_have_a_host_of_theirs() {
         83,
         "hosts: [a.example], tls: {httpsRedirect: true}",
     );
+    // A server that redirects serves no rule, but its host is not missing from the Gateway.
     assert_eq!(
         bound(&redirect, "shop", "infra/web", &["a.example"]),
         Ok(Vec::new())

@@ -61,6 +61,7 @@ pub fn parse_authorities(pem: &str, entry: &str) -> Result<CaCertificates, Secre
         if !certificates.contains(&certificate) {
             certificates.push(certificate);
         }
+        // Checked for each one, so that few are compared above.
         if certificates.len() > CLIENT_CA_CERTIFICATES_MAX {
             return Err(problem(
                 format!("{entry} has more than {CLIENT_CA_CERTIFICATES_MAX} certificates"),

@@ -390,6 +390,7 @@ mod tests {
         let swapped = vec![("cert", base64(&key)), ("key", base64(&chain))];
         let found = of("Opaque", swapped, vec![]).unwrap().unwrap_err();
         assert_eq!(found.problem, "cert has no certificate");
+        // An Opaque Secret without the pair may be for anything else, so that is no problem.
         assert!(of("Opaque", vec![whole().remove(0)], vec![]).is_none());
         let broken = vec![("tls.crt", text("?")), ("tls.key", base64(&key))];
         for (data, expected) in [

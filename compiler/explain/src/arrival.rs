@@ -281,6 +281,7 @@ impl<'a> Arrival<'a> {
     fn request_outcome(&self, verdict: IngressVerdict) -> (ArrivalOutcome, Option<String>) {
         let port = self.arrival.port;
         let closed = |text: String| (ArrivalOutcome::Closed(text), None);
+        // The statuses are those of the gateway ([`IngressVerdict`] has the reasons).
         let reply =
             |status: u16, reason: String| (ArrivalOutcome::LocalReply { status, reason }, None);
         match verdict {

@@ -6,15 +6,18 @@ use super::arrival::{ArrivalExplanation, ArrivalOutcome, describe_outcome};
 use super::route_trace::{MatchStanding, MatchTrace};
 use super::{HopDecision, write_hops};
 
-/// Maximum number of hosts that the text lists of those that are not the request's.
+/// Maximum number of hosts that the text lists of those that are not the request's. Nobody measured
+/// this value; a person reads the first few.
 const OTHER_HOSTS_MAX: usize = 16;
-/// Maximum number of matches that the text lists beside the one that decides.
+/// Maximum number of matches that the text lists beside the one that decides. Nobody measured this
+/// value.
 const MATCHES_MAX: usize = 64;
 
 impl fmt::Display for ArrivalExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
         let addresses = match addresses.as_slice() {
+            // A Gateway that requests no address gets one of the tenant's pool.
             [] => "an address of the pool".to_owned(),
             some => some.join(", "),
         };

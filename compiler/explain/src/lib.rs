@@ -282,6 +282,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
         };
         oracle::decide_by_scheme(ir, scheme, &journey.request)
     };
+    // A gateway answers a preflight itself, before it uses the rule's backends or answer.
     if let (Route::Split { .. } | Route::Answer { .. }, Some(OracleCors::Preflight(answer))) =
         (&route, oracle::cors(ir, &journey.request))
     {
@@ -332,6 +333,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     let (mut route, targets, is_answered) = decide_route(ir, journey);
+    // A request to a pod's own address has no endpoint to choose.
     if !journey.direct {
         route += &balancing::text(ir, &targets);
     }

@@ -43,6 +43,7 @@ pub(super) fn claimed(
         .iter()
         .flat_map(|policy| &policy.rules)
         .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+    // Of all claims, only those that a policy reads are of interest.
     for attribute in clauses.flatten().map(|clause| &clause.attribute) {
         if let Attribute::RequestClaim(path) = attribute {
             let claim = path

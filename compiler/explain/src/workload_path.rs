@@ -228,6 +228,7 @@ impl<'a> WorkloadPath<'a> {
         if own.is_empty() {
             (own, dialled) = (dialled, own);
         }
+        // No authorizer is called here, so none has agreed.
         let mut verdict = decide(&own, &facts, &BTreeSet::new());
         if matches!(
             verdict,
@@ -252,6 +253,7 @@ impl<'a> WorkloadPath<'a> {
                 verdict = also;
             }
         }
+        // A gateway answers requests with a status; an opaque connection has none.
         let status = if self.is_opaque() {
             "the connection is closed"
         } else {
@@ -404,6 +406,7 @@ impl<'a> WorkloadPath<'a> {
                 );
             }
         }
+        // As at a gateway, no authorizer is called here.
         let outcome = match decide(&self.policies(), &facts, &BTreeSet::new()) {
             OracleDecision::Undecided { policy, attribute } => {
                 let attribute = text_security::attribute(&attribute);
@@ -426,10 +429,12 @@ impl<'a> WorkloadPath<'a> {
         let identity = self.journey.identity.as_ref();
         facts.is_foreign =
             identity.is_some_and(|id| id.trust_domain != self.ir.tenant.trust_domain);
+        // A client without an identity has empty values, so a clause on them is decided.
         let of =
             |show: fn(&Identity) -> String| identity.map(|id| text(show(id))).unwrap_or_default();
         facts.values.insert(
             Attribute::SourcePrincipal,
+            // Istio writes principals without the scheme.
             of(|id| id.to_string().replacen("spiffe://", "", 1)),
         );
         facts.values.insert(
@@ -515,6 +520,7 @@ impl<'a> WorkloadPath<'a> {
                 vec![OracleValue::Text(values.join(separator))],
             );
         }
+        // Headers that are not in `facts` are now known to be absent.
         facts.is_complete = true;
         facts.values.insert(
             Attribute::Method,
@@ -585,6 +591,7 @@ impl<'a> WorkloadPath<'a> {
             ));
         }
         let Some(claims) = &self.journey.claims else {
+            // As in Istio, a request without a token is valid; only policies can require one.
             return Ok(BTreeMap::new());
         };
         if own.iter().all(|policy| policy.rules.is_empty()) {

@@ -162,6 +162,7 @@ impl fmt::Display for GatewayIr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
         let addresses = match addresses.as_slice() {
+            // A Gateway that requests no address gets one of the tenant's pool.
             [] => "an address of the pool".to_owned(),
             some => some.join(" "),
         };

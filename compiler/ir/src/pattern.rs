@@ -66,12 +66,14 @@ fn too_large() -> String {
 pub fn substitution_cost(written: &RegexSubstitution) -> Result<usize, String> {
     let unicode = is_unicode_needed(&written.pattern)?;
     let automaton = automaton(&written.pattern, unicode, WhichCaptures::All)?;
+    // Group 0 is the whole match.
     let groups = automaton.group_info().group_len(PatternID::ZERO) - 1;
     if groups > SUBSTITUTION_GROUPS_MAX {
         return Err(format!(
             "the regular expression has {groups} groups, more than {SUBSTITUTION_GROUPS_MAX}; (?:...) makes none"
         ));
     }
+    // `?` and `#` would end the path inside the substitution.
     let is_of_path = |byte: u8| byte > b' ' && byte < 0x7f && !b"?#".contains(&byte);
     if !written.substitution.bytes().all(is_of_path) {
         return Err("the substitution has characters that are in no path".to_owned());
@@ -318,7 +320,9 @@ mod tests {
         };
         for (pattern, substitution, path, want) in [
             ("^/v([0-9]+)/(.*)$", r"/\2/v\1\\", "/v1/a", "/a/v1\\"),
+            // As in RE2, an empty match is replaced too, but not right behind another match.
             ("b*", "bb", "/ccb", "bb/bbcbbcbb"),
+            // A group that did not match is an empty text.
             ("(x)|b", r"<\1\0>", "/abb", "/a<b><b>"),
             ("x", "y", "/a", "/a"),
         ] {
@@ -332,10 +336,12 @@ mod tests {
         }
         let groups = "(a)".repeat(SUBSTITUTION_GROUPS_MAX);
         assert!(substitution_cost(&of(&groups, "")).is_ok());
+        // The automaton fits into the limit with one group, and not with the nine groups below.
         let large = "(abc[d-z]){600}";
         assert!(substitution_cost(&of(large, "")).is_ok());
         for (pattern, substitution, problem) in [
             ("(", "", "not valid"),
+            // It would be valid only inside parentheses.
             ("a)|(b", "", "not valid"),
             (
                 "(a)",
@@ -354,6 +360,7 @@ mod tests {
             let refused = substitution_cost(&of(pattern, substitution)).unwrap_err();
             assert!(refused.contains(problem), "{pattern}: {refused}");
         }
+        // Each slash is one match of the substitution below.
         let long = "/".repeat(SUBSTITUTED_PATH_BYTES_MAX + 1);
         assert_eq!(substitute(&of("a", "b"), &long), None);
         assert_eq!(

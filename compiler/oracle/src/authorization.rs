@@ -160,6 +160,7 @@ pub fn decide(
     facts: &OracleFacts,
     agreed: &BTreeSet<PolicyKey>,
 ) -> OracleDecision {
+    // Dry runs and audits decide nothing; `hits` returns what they match.
     let enforced: Vec<&Authorization> = policies.iter().copied().filter(|p| !p.dry_run).collect();
     // A broken policy denies everything, so no other policy needs to be evaluated.
     if let Some(broken) = enforced.iter().find(|policy| policy.broken.is_some()) {
@@ -187,6 +188,7 @@ pub fn decide(
             _ => {}
         }
     }
+    // The order is Istio's: CUSTOM, DENY, ALLOW.
     for authorizer in authorizers {
         match first(
             &of(&AuthorizationAction::Custom(authorizer.clone())),
@@ -548,6 +550,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
         match (byte, hex) {
             (b'%', Some(hex)) => {
                 let code = u8::from_str_radix(hex, 16).ok()?;
+                // Some servers end a path at an escaped NUL, or drop control characters.
                 // Some servers decode an escaped slash before they split the path, others do not.
                 allowed(!matches!(code, 0..=0x1f | 0x7f | b'/' | b'\\'))?;
                 // Only unreserved characters are decoded (RFC 3986 §6.2.2.2).
@@ -559,6 +562,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
                 rest = &after[2..];
             }
             (byte, _) => {
+                // Spaces and control characters are in no path (RFC 3986 §3.3).
                 // A `%` here begins no valid escape; some servers treat a backslash as a slash.
                 allowed(!matches!(byte, b'%' | 0..=0x20 | 0x7f | b'\\'))?;
                 decoded.push(*byte);
@@ -615,6 +619,7 @@ mod tests {
         for (m, sent, want) in [
             (exact("example.com"), "Example.com", true),
             (exact("Example.com"), "example.com:8080", true),
+            // As in DNS, a dot at the end names the same host.
             (exact("example.com"), "example.com.", true),
             // A value without a port matches every port, and a value with one matches only that.
             (exact("example.com"), "example.com.:80", true),

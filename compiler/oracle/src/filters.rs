@@ -89,6 +89,7 @@ fn changed(
             target = rewritten_target(rewrite, matched, &target);
         }
         if let Some(regex) = &filters.rewrite.path_regex {
+            // A substitution that exceeds its limits refuses the request.
             target = substituted_target(&target, |path| substitute(regex, path))?;
         }
         if filters.rewrite.path.is_some() || filters.rewrite.path_regex.is_some() {
@@ -98,6 +99,7 @@ fn changed(
             }
         }
     }
+    // The order of names means nothing; the stable sort keeps the order of one name's values.
     headers.sort_by(|a, b| a.0.cmp(&b.0));
     Some(ForwardedRequest {
         host,

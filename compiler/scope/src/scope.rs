@@ -324,7 +324,8 @@ mod tests {
         }
     }
 
-    /// Returns the zero-trust resources of tenant `name`, one of each kind.
+    /// Returns the zero-trust resources of tenant `name`, one of each kind. Their scopes depend
+    /// only on the tenant and the kind, so that all other values are arbitrary.
     fn zero_trust(name: &str) -> Vec<Resource> {
         use canal_model::authorization as a;
         use canal_model::trust as t;

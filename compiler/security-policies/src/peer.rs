@@ -51,6 +51,7 @@ fn read(
         // A selector that cannot be read counts as none, so that the object fails closed.
         _ => widest(metadata),
     };
+    // As in Istio, modes of ports need a selector.
     if labels.is_none()
         && !spec.port_level_mtls.is_empty()
         && sourced.fault("spec.selector").is_none()
@@ -78,6 +79,7 @@ fn read(
     // More ports break the object, so the rest needs no check.
     for (port, mtls) in spec.port_level_mtls.iter().take(VALUES_MAX) {
         match port.parse::<u16>().ok().filter(|port| *port > 0) {
+            // A port without a mode of its own (UNSET) has the mode of the workload.
             Some(port) => ports.extend(mode(mtls.mode).map(|mode| (port, mode))),
             None => reading.breaks(
                 Code::InvalidValue,

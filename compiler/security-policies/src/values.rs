@@ -389,6 +389,7 @@ mod tests {
             (A::Method, "*", "Present"),
             (A::Method, "G*", r#"Prefix("G")"#),
             (A::Method, "*T", r#"Suffix("T")"#),
+            // As in Istio, a star at the beginning outranks one at the end.
             (A::Method, "*E*", r#"Suffix("E*"), odd"#),
             (A::Method, "G*T", r#"Exact("G*T"), odd"#),
             (A::Method, "", "refused"),
@@ -417,6 +418,8 @@ mod tests {
                 "alpha.example/ns/a/sa/b",
                 r#"Exact("alpha.example/ns/a/sa/b")"#,
             ),
+            // `cluster.local` is Istio's name for the own trust domain, which is alpha.example
+            // here.
             (
                 A::SourcePrincipal,
                 "cluster.local/ns/a/sa/b",

@@ -22,7 +22,7 @@ use crate::resource_budget::{CompiledSize, ResourceBudget};
 use crate::{CompileOutput, size_of};
 
 /// Maximum number of connected routes that are compiled alone. For more of them the whole tenant is
-/// compiled.
+/// compiled. Nobody measured this value.
 const CONNECTED_ROUTES_MAX: usize = 1024;
 
 /// What later compiles of some routes need of a compile of the whole tenant.
@@ -88,9 +88,11 @@ impl RouteChange {
         let mut rules: BTreeMap<ObjectKey, Vec<RouteRule>> =
             keys.into_iter().map(|key| (key, Vec::new())).collect();
         for rule in compiled {
+            // A rule of an object outside `keys` depends on more than the connected routes.
             rules.get_mut(&object_of(&rule)?)?.push(rule);
         }
         for own in rules.values_mut() {
+            // The whole compilation sorts the rules of a route by key too.
             own.sort_by(|a, b| a.key.cmp(&b.key));
         }
         let diagnostics = report.into_sorted();
@@ -137,6 +139,8 @@ impl RouteChange {
         let new = || self.rules.values().flatten();
         let is_linked =
             |rule: &&RouteRule| links.contains(&RouteLink::Service(rule.parent.clone()));
+        // The links name the services whose routes are compiled here; rules of others depend on
+        // more.
         if !old.iter().copied().all(|it| is_linked(&it)) || !new().all(|it| is_linked(&it)) {
             return None;
         }

@@ -132,6 +132,7 @@ mod tests {
             // A range may not even contain a reserved address, as this one contains 240.0.0.0/4.
             ("128.0.0.0/1", false),
             ("fd00::/16", true),
+            // It contains fdca:a1::/48.
             ("fd00::/8", false),
             ("fdca:a1:0:1::/64", false),
             ("::/0", false),

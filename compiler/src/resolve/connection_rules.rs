@@ -95,6 +95,7 @@ pub(super) fn add(
     rules: &mut Vec<RouteRule>,
 ) -> bool {
     for list in lists(sourced.object) {
+        // Unlike those of a route, the rules within the limit stay, as the diagnostic says.
         if list.rules.len() > RULES_PER_ROUTE_MAX {
             let field = format!("spec.{}", list.name);
             let problem = format!(
@@ -111,6 +112,7 @@ pub(super) fn add(
                 field: format!("spec.{}[{at}]", list.name),
             };
             let (attachments, broken) = reading.attachments(rule, ingress, report);
+            // Without an attachment the rule is on no listener, and there is none to add.
             let Some(mut rule) = reading.route_rule(at, rule, &attachments, to, ingress, report)
             else {
                 continue;
@@ -161,6 +163,8 @@ impl RuleReader<'_, '_> {
         let mut broken = None;
         let implied = [ConnectionMatch::default()];
         let matches = match rule.matches.as_slice() {
+            // As in Istio, a rule of `tcp` without a match takes every connection; one of `tls`
+            // needs names.
             [] if self.list.bound == BoundRules::Tcp => implied.as_slice(),
             written => written,
         };
@@ -183,6 +187,7 @@ impl RuleReader<'_, '_> {
         for (at, condition) in matches.iter().enumerate() {
             let field = format!("{}.match[{at}]", self.field);
             if !self.is_meant(condition, &field, &mut broken, report) {
+                // The match is for other Gateways.
                 continue;
             }
             let hosts = match broken {
@@ -200,6 +205,7 @@ impl RuleReader<'_, '_> {
             let bound = match bound {
                 Ok(bound) => bound,
                 Err(BindingProblem { code, problem, fix }) => {
+                    // Only a warning: other matches and Gateways may take the rule.
                     report.warning(code, document, field, problem, fix);
                     continue;
                 }
@@ -209,6 +215,7 @@ impl RuleReader<'_, '_> {
                 if condition.port.is_some_and(|it| Some(it.get()) != port) {
                     continue;
                 }
+                // Several matches may hold on one listener, which has the rule once.
                 match found
                     .iter_mut()
                     .find(|it| it.listener == attachment.listener)
@@ -264,6 +271,7 @@ impl RuleReader<'_, '_> {
     ) -> Vec<Option<HostMatch>> {
         let document = self.sourced.document;
         let field = format!("{field}.sniHosts");
+        // A TCP connection has no server name, so the hosts of the object decide.
         if self.list.bound == BoundRules::Tcp {
             if !condition.sni_hosts.is_empty() {
                 let problem = "only rules of tls match server names";
@@ -285,6 +293,7 @@ impl RuleReader<'_, '_> {
         for (at, name) in condition.sni_hosts.iter().enumerate() {
             let host = match name.as_str() {
                 "*" => Ok(None),
+                // Server names are compared in lower case.
                 name => names::host_match(&name.to_ascii_lowercase()).map(Some),
             };
             match host {
@@ -333,6 +342,7 @@ impl RuleReader<'_, '_> {
             field: self.field.clone(),
             report,
             broken: fault.map(|fault| format!("{}: {}", fault.field, fault.problem)),
+            // A broken rule resets its connections, which see no status.
             refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
@@ -345,12 +355,14 @@ impl RuleReader<'_, '_> {
             let fix = "write destination.port.number";
             reading.broken("route", FieldIssue::new("", problem, fix));
         }
+        // With several ports no destination follows the dialled one, as was checked above.
         let dialled = ports.first().copied().unwrap_or_default();
         let action = action(&metadata.namespace, written, dialled, to, &mut reading);
         // Rules of `http` of the object have another kind, so that no listener has both.
         let kind = format!("{}.{}.{at}", document.object.kind(), self.list.name);
         let mut order = precedence::istio_on_gateway(document, [0, 0], CatchAllOrder::Before);
-        // Rules of one object follow each other as they are written.
+        // Rules of one object follow each other as they are written, so the indexes above decide
+        // nothing. Five digits sort as numbers do, up to `RULES_PER_ROUTE_MAX`.
         order.object = format!("{}/{}.{at:05}", order.object, self.list.name);
         Some(RouteRule {
             key: RouteKey {
@@ -365,6 +377,8 @@ impl RuleReader<'_, '_> {
             hosts: Vec::new(),
             matches: vec![HttpMatch {
                 precedence: order,
+                // A connection has no path. Rules of connections match with `/`, which every one
+                // has.
                 path: PathMatch::StringPrefix("/".to_owned()),
                 method: None,
                 headers: Vec::new(),

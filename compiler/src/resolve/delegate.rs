@@ -194,6 +194,8 @@ impl<'a> DelegateIndex<'a> {
                 let has_unknown_match = has_unknown_match(root.document, &own.field);
                 let rules = delegate.object.spec.http.iter().enumerate();
                 return Box::new(rules.map(move |(inner_at, inner)| {
+                    // Merging compares each match with each, and a tenant has a limited number of
+                    // comparisons.
                     if !self.has_comparisons_for(rule, inner) {
                         return exhausted(delegate, inner_at);
                     }

@@ -40,7 +40,7 @@ pub(crate) fn resolve(
             "true" => DirectPreference::Wanted,
             "false" => DirectPreference::Refused,
             _ => {
-                // A diagnostic stays short, however long the annotation is.
+                // A diagnostic stays within a line, however long the annotation is.
                 let shown: String = written.chars().take(80).collect();
                 let field = format!("metadata.annotations[{DIRECT_ANNOTATION:?}]");
                 report.error(

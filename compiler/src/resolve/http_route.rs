@@ -104,6 +104,7 @@ pub(crate) fn resolve(
         // The route uses as much of each parent's budget, and leaves the rest of it to other routes.
         let used = before - regexes.bytes_left;
         let services: BTreeSet<ServiceKey> = parents.into_keys().map(|it| it.service).collect();
+        // Gateways are among them. What is left of theirs is replaced below.
         for service in services {
             let rest = left.entry(service).or_insert(REGEXES_PER_SERVICE_BYTES_MAX);
             *rest = rest.saturating_sub(used);

@@ -166,6 +166,7 @@ fn add(
             .take(PORTS_PER_SERVICE_MAX)
             .collect();
         for (field, address) in &written.addresses {
+            // A text that is no address is reported as one that no Pod has.
             let parsed = address.parse::<IpAddr>().ok();
             let pod = parsed.and_then(|ip| pods.get(&(&service.key.namespace, ip)));
             let Some(&at) = pod else {

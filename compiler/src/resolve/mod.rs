@@ -151,6 +151,7 @@ pub(crate) fn resolve(
         report,
     );
     let resolved = (&services, &workloads[..], &ingress);
+    // Without a valid Tenant object the tenant gets no resources, so none are resolved.
     let security = tenant
         .as_ref()
         .map(|tenant| security(input, tenant, &corpus, resolved, budget, report))

@@ -156,7 +156,8 @@ fn mac(
         return None;
     };
     match parse_mac(written) {
-        // The lowest bit of the first byte marks a group address (IEEE 802).
+        // The lowest bit of the first byte marks a group address (IEEE 802), and no device has all
+        // zeros.
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
             report.error(
@@ -169,7 +170,7 @@ fn mac(
             None
         }
         None => {
-            // A diagnostic stays short, however long the annotation is.
+            // A diagnostic stays within a line, however long the annotation is.
             let shown: String = written.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,
@@ -250,7 +251,7 @@ fn underlay(
             None => Some(v4),
         },
         Err(_) => {
-            // A diagnostic stays short, however long the address is.
+            // A diagnostic stays within a line, however long the address is.
             let shown: String = address.address.chars().take(80).collect();
             report.error(
                 Code::InvalidNode,

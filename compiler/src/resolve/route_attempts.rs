@@ -149,6 +149,7 @@ fn of_http_retry(written: &HttpRetry, rule: &mut RuleContext<'_>) -> RetryPolicy
         retry_ignore_previous_hosts,
         backoff,
     } = written;
+    // Istio refuses the same three fields beside `attempts: 0`.
     let has_more =
         per_try_timeout.is_some() || !retry_on.is_empty() || retry_remote_localities.is_some();
     if *attempts == 0 && has_more {

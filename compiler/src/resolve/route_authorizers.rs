@@ -45,6 +45,7 @@ fn read(
         http,
         forward_body,
     } = written;
+    // Gateway API: a protocol excludes the settings of the other one, and its own are optional.
     let (protocol, headers) = match (protocol.as_str(), grpc, http) {
         ("GRPC", grpc, None) => {
             let listed = grpc.as_ref().map(|it| it.allowed_headers.as_slice());

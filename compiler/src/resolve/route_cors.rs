@@ -155,6 +155,7 @@ pub(super) fn of_virtual_service(
             let problem = format!("{other:?} is not what happens to preflights");
             let issue = FieldIssue::new("unmatchedPreflights", problem, "write FORWARD or IGNORE");
             rule.broken(field, issue);
+            // A broken rule refuses its requests, so any dialect will do.
             CorsDialect::IstioForward
         }
     };
@@ -179,6 +180,7 @@ pub(super) fn of_virtual_service(
             .with_code(Code::DeprecatedField);
         rule.warning(field, issue);
         if allow_origins.is_empty() {
+            // As in Istio, the old field has whole origins, and `*` for any.
             let exact = allow_origin.iter().map(|origin| match origin.as_str() {
                 WILDCARD => OriginMatch::Any,
                 _ => OriginMatch::Exact(origin.clone()),

@@ -60,6 +60,7 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
         percent,
     } = written;
     let Some(time) = fixed_delay else {
+        // A fault without a time delays nothing, so the rule is not broken.
         let problem = "without fixedDelay no request is delayed";
         let issue = FieldIssue::new("", problem, "write a time, as in fixedDelay: 5s")
             .with_code(Code::IneffectiveField);
@@ -109,6 +110,7 @@ fn of_abort(written: &HttpFaultAbort, rule: &mut RuleContext<'_>) -> Option<Faul
     } = written;
     let status = match (http_status, grpc_status) {
         (None, None) => {
+            // A fault without a status aborts nothing, so the rule is not broken.
             let problem = "without a status no request is aborted";
             let issue = FieldIssue::new("", problem, "write httpStatus or grpcStatus")
                 .with_code(Code::IneffectiveField);

@@ -192,6 +192,7 @@ pub(super) fn of_virtual_service(
         if let Some(authority) = authority {
             filters.rewrite.host = rewritten_host(authority, "rewrite.authority", rule);
         }
+        // In Istio's API, which is protobuf, an empty text is a field that is not set.
         if let Some(uri) = uri.as_ref().filter(|uri| !uri.is_empty()) {
             let ignores_case = |of: &HttpMatchRequest| {
                 of.ignore_uri_case && of.uri.as_ref().is_some_and(|uri| uri.prefix.is_some())

@@ -145,6 +145,7 @@ pub(super) fn of_virtual_service(
         };
         add(&mut mirrors, (target, fraction, None), "mirror", rule);
     }
+    // Only a warning, because no copy changes what the client receives.
     if mirror.is_some() && !several.is_empty() {
         let problem = "mirror and mirrors exclude each other; both are sent";
         let issue = FieldIssue::new("", problem, "write all in mirrors");

@@ -69,6 +69,7 @@ pub(crate) fn resolve(
             );
             continue;
         };
+        // A Service that was left out above claims no address.
         let vips = vips(service, addresses, report);
         let ports = ports(service, report);
         let (upstream_pool, policy_paths) = (

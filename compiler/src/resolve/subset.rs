@@ -36,6 +36,7 @@ pub(crate) fn resolve(
             );
             continue;
         };
+        // In Istio such a rule concerns clients of its own namespace, which is not supported.
         if service.namespace != *namespace {
             let problem = format!(
                 "subsets of {}/{} are defined in its own namespace only",

@@ -46,6 +46,7 @@ pub(crate) fn resolve(
         return Vec::new();
     };
     if tenant.gateway_cidrs.is_empty() {
+        // An error, because a limit that its author relies on is not in force.
         for throttle in declared {
             let problem = "the tenant is not on the cloud tier, so nothing is throttled";
             report.error(

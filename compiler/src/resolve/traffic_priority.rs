@@ -25,6 +25,7 @@ use crate::limits::{
 use canal_security_policies::values::{self, ValueContext};
 
 /// Default of `spec.highShare`, in percent. A class that most requests have would order nothing.
+/// Nobody measured this value.
 const HIGH_SHARE: u8 = 30;
 
 /// What further rules of the tenant may take.
@@ -103,6 +104,8 @@ fn priority(
             field,
             report: &mut *report,
             broken: fault_in(sourced, at),
+            // A broken rule gives requests the normal class and refuses none, so no response has
+            // the status.
             refusal_status: STATUS_BROKEN,
             regexes: &mut budget.regexes,
         };
@@ -151,6 +154,7 @@ fn resolve_rule(
     }
 }
 
+/// Resolves one match. What cannot be resolved breaks the rule, which then gives the normal class.
 fn resolve_match(
     known: PreferenceReferences<'_>,
     sourced: &Sourced<'_, TrafficPriority>,

@@ -71,6 +71,7 @@ pub(crate) fn key_servers(
         let name = &sourced.object.metadata.name;
         let addresses = &sourced.object.spec.addresses;
         let fix = "write from 1 to 16 addresses";
+        // An object gets one diagnostic, that of the first check that it fails.
         if all.contains_key(name) {
             let problem =
                 format!("there is a KeyServer {name} already; namespaces do not distinguish them");

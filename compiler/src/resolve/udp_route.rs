@@ -74,6 +74,7 @@ fn ports<'a>(
 ) -> Vec<(ServiceKey, RoutedUdpPort<'a>)> {
     let spec = &route.object.spec;
     let is_attached = is_attached(route, known, report);
+    // A fault outside the rules may have restricted each of them, so the route opens no port.
     let is_broken = route
         .document
         .faults
@@ -311,6 +312,7 @@ impl<'a> UdpReferences<'a> {
             )
             .with_code(Code::MissingField));
         };
+        // Weights choose nothing here. What Gateway API refuses is refused all the same.
         if backend.weight > WEIGHT_MAX {
             return Err(FieldIssue::new(
                 "weight",

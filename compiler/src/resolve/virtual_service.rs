@@ -181,6 +181,7 @@ impl VirtualServices<'_> {
             let field = format!("spec.gateways[{at}]");
             let metadata = &sourced.object.metadata;
             let gateway = match gateway_name(&metadata.namespace, written) {
+                // A Gateway that is named twice has the rules once.
                 Ok(gateway) if seen.contains(&gateway) => continue,
                 Ok(_) if seen.len() == LISTENER_PARENTS_PER_ROUTE_MAX => {
                     let problem = format!(
@@ -240,6 +241,7 @@ impl VirtualServices<'_> {
         budget: &mut ResourceBudget,
         report: &mut DiagnosticCollector,
     ) -> bool {
+        // An object with a fault outside its rules refuses requests, even without a rule for them.
         if has_no_http(sourced) && fault_outside_rules(sourced).is_none() {
             return true;
         }
@@ -253,6 +255,7 @@ impl VirtualServices<'_> {
         );
         let attachments = match bound {
             Ok(attachments) => attachments,
+            // The limit keeps the object off this Gateway only, so its other Gateways are tried.
             Err(found) if found.code == Code::LimitExceeded => {
                 report.refuse_excess(sourced.document, field, found.problem, found.fix);
                 return true;
@@ -280,6 +283,7 @@ impl VirtualServices<'_> {
             }
             ingress.attachments.push((object.clone(), attachment));
         }
+        // The first object has all bytes of the Gateway; later ones have what it leaves.
         let left = self.regex_bytes_left.get(&service).copied();
         let left = left.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
         let mut point = RoutePoint::of_gateway(&service, named.key.clone(), ports, left);
@@ -326,6 +330,7 @@ impl VirtualServices<'_> {
             bytes_left: point.regex_bytes_left,
             copies: point.rule_copies(),
             service: format!("{}/{}", point.service.namespace, point.service.name),
+            // The point is one Service or one Gateway, and its bytes are those above.
             gateways: Vec::new(),
         };
         // A broken object refuses all requests, even if none of its rules could be read.
@@ -386,6 +391,7 @@ fn attach_rule(
     reading: &mut RuleContext<'_>,
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
+    // What all groups have in common is read once, so that its problems are reported once.
     let mut effects = RouteEffects::of_virtual_service(&rule.written, reading);
     let answer = route_answers::of_virtual_service(&rule.written, reading);
     let groups = groups((sourced, at, rule), point, reading);
@@ -615,10 +621,12 @@ fn groups(
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
         if !point.is_meant(written.namespace, &condition.gateways, &field, rule) {
+            // The match is for other Gateways.
             continue;
         }
         let port = match point.port_of(condition, &field, rule) {
             Ok(port) => port,
+            // Such a match has a diagnostic already.
             Err(NeverMatches) => continue,
         };
         let hosts = authority(&field, condition, rule);
@@ -641,6 +649,7 @@ fn authority(
     let Some(written) = &condition.authority else {
         return Vec::new();
     };
+    // Hosts are compared in lower case.
     let host = match written {
         StringMatch {
             exact: Some(host),
@@ -705,6 +714,7 @@ fn http_match(
                 regex: None,
                 // A method is a token, as a header's name is (RFC 9110 §9.1).
             } if header_name(method).is_ok() => Some(method.clone()),
+            // `pattern_of` reads patterns, and reports a condition without any text.
             StringMatch { exact: None, .. } => None,
             _ => {
                 let problem = "it is no method";
@@ -763,6 +773,7 @@ fn pattern_of(
     rule: &mut RuleContext<'_>,
 ) -> Option<ValueMatch> {
     let pattern = match written.as_ref()? {
+        // `authority` and `http_match` read exact texts.
         StringMatch { exact: Some(_), .. } => return None,
         StringMatch {
             prefix: Some(prefix),
@@ -771,6 +782,7 @@ fn pattern_of(
         } if name == AUTHORITY => text(&prefix.to_ascii_lowercase()).map(TextMatch::Prefix),
         written => value(written),
     };
+    // The colon of a group with flags is not one in front of a port.
     let port = |text: &str| text.replace("(?:", "(").replace("(?i:", "(").contains(':');
     let checked = pattern.and_then(|pattern| match pattern {
         TextMatch::Prefix(text) | TextMatch::Regex(text) if name == AUTHORITY && port(&text) => {

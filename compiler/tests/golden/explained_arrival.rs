@@ -20,6 +20,7 @@ fn read(ir: &Ir, arrival: &str) -> ArrivalDescription {
     let mut from = None;
     let mut claims = None;
     let mut has_certificate = false;
+    // These words may stand anywhere; all others have a fixed position.
     words.retain(|word| {
         if let Some(address) = word.strip_prefix("from=") {
             from = Some(address.parse().unwrap());
@@ -51,6 +52,7 @@ fn read(ir: &Ir, arrival: &str) -> ArrivalDescription {
             target: (*target).to_owned(),
             headers: parse_headers(headers),
         }),
+        // Without a host and a target, only the connection is explained.
         _ => None,
     };
     ArrivalDescription {

@@ -289,6 +289,8 @@ impl TenantCatalog {
         compiled: CompiledTenant,
         generation: Generation,
     ) -> Self {
+        // A state with the compiler's list is compared by allocation, which is faster; the result
+        // is the same.
         let (entries, touches) = match before {
             Some(before) if !before.compiled.is_empty() => {
                 before.with_differences(&compiled.resources, generation)

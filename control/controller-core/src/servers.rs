@@ -245,6 +245,7 @@ async fn serve(
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
         stopping.cancelled().await
     });
+    // The task ends with its server, so nothing is left but to report the error.
     if let Err(e) = done.await {
         tracing::error!(error = %e, "controller: the gRPC server ended");
     }

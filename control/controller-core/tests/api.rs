@@ -330,6 +330,7 @@ async fn operators_stay_within_their_tenant() {
     for (what, code) in codes {
         assert_eq!(code, Some(Code::PermissionDenied), "{what}");
     }
+    // The provider's operator has no tenant of its own, so it must name one.
     assert_eq!(
         root.get("", "").await.unwrap_err().code(),
         Code::InvalidArgument

@@ -371,6 +371,7 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
         waited += u32::from(waits);
         assert!(Instant::now() < until, "no table waits");
     }
+    // Gamma has a table of its service and one of its gateway too.
     let done = |s: &ManualSubscriber| {
         tables(s).len() == 6 && tables(s).values().all(|t| heads(t) == [1, 2].into())
     };
@@ -725,6 +726,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
     );
     assert!(!format!("{own:?}").contains("beta"), "{own:?}");
     let all = root.fleet().await.unwrap();
+    // Each tenant has two services. With one backend there is only the case that it fails.
     assert_eq!(
         (
             all.services.len(),

@@ -389,7 +389,7 @@ async fn route_tables_are_bounded_over_all_services() {
     // One refusal of the apply, and one of the diff.
     assert_eq!(refusals, 2.0);
     ann.must_apply("alpha", &[&patterns(2, 22)]).await;
-    // 44 automata of 72 KB and more, several times each.
+    // 44 automata of 72 KB and more; each counts eight times (`STATES_FACTOR`).
     assert!(fixture.metric(used).await > 44.0 * 8.0 * 72_000.0);
     // Files that exceed the share are withheld, with the reason.
     fixture.write(

@@ -222,6 +222,7 @@ async fn one_batch_is_ordered_without_dangling_references() {
     )
     .await;
     let added = s.settle().await;
+    // A rule is named after its route, its parent Service and its position in the route.
     assert_eq!(
         added,
         [

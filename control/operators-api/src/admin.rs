@@ -582,6 +582,7 @@ impl AdminService {
         let order = tokio::task::spawn_blocking(move || {
             let result = act(&trust, &name);
             result.map(|note| api::TrustResponse {
+                // The operator gave an order, and did not request the list of certificates.
                 domains: vec![trust.status(&name, false, now_seconds())],
                 note,
             })
@@ -660,6 +661,7 @@ impl AdminService {
         } else {
             "refused"
         });
+        // A dry run changes nothing, so there is nothing to audit.
         if !dry_run {
             tracing::info!(
                 target: "audit", operator = call.scope.name, %tenant, verb = call.verb, accepted = outcome.accepted,

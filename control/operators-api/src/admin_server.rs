@@ -210,6 +210,7 @@ fn answer(
         ("/healthz/ready", _) => text(StatusCode::OK, "ready\n".into()),
         ("/config_dump", AdminEndpoint::Socket) => {
             let catalog = shared.catalog.borrow().clone();
+            // Names of tenants have no characters that a query would escape.
             let only = request.uri().query().and_then(|q| q.split('&').find_map(|p| p.strip_prefix("tenant=")));
             let subscribers = shared.subscribers.list(&catalog, |_| true);
             let mut response = text(StatusCode::OK, format!("{:#}\n", dump::catalog(&catalog, only, &subscribers)));
@@ -260,6 +261,7 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
     let catalog = shared.catalog.borrow().clone();
     let summary = shared.subscribers.summary(&catalog);
     let mut g = GaugeValues::default();
+    // Prometheus has floating-point numbers, which are exact up to 2^53.
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
     // A kind without subscribers is shown as 0.
     for kind in ["node", "gateway", "edge", "keyserver"] {

@@ -38,6 +38,7 @@ where
     let next = AtomicUsize::new(0);
     let shared = Arc::new(SharedItems { items, next, work });
     let (sender, events) = mpsc::channel();
+    // A thread without an item would have nothing to do; without any item, one thread does no harm.
     for _ in 0..workers.clamp(1, left.max(1)) {
         begin_worker(&shared, &sender);
     }
@@ -56,9 +57,12 @@ where
             Ok(ItemEvent::Done(at, result)) => {
                 results[at] = Some(result);
                 let before = begun.len();
+                // An item that was given up is in the list no more, and was counted then.
                 begun.retain(|(item, _)| *item != at);
                 left -= before - begun.len();
             }
+            // The deadline of the first item has passed: `sender` is held here, so the channel
+            // stays open.
             Err(_) => {
                 begun.pop_front();
                 left -= 1;

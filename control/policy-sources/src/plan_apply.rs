@@ -180,6 +180,7 @@ impl ApplyPlan {
                     "split it",
                 );
             }
+            // Also after a refusal, so that the compiler's errors are reported with the others.
             self.put(before, key, document, now);
         }
     }

@@ -462,6 +462,7 @@ impl Preparer {
                 sources.compile(compiler, ids, max)
             })
         });
+        // A tenant without sources is compiled no more, so its compiler's memory is given back.
         if sources.is_gone() {
             self.compilers.forget(&sources.name);
         }

@@ -231,8 +231,9 @@ impl TenantSources {
         service_keys(&self.name, &documents)
     }
 
-    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. `compiler`
-    /// is that of the tenant's last compile, which may have been one of other sources. Also returns the size of the resources; beyond `max` it is their size when the work stopped.
+    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`.
+    /// `compiler` is that of the tenant's last compile, which may have been one of other sources.
+    /// Also returns the size of the resources; beyond `max` it is their size when the work stopped.
     pub fn compile(
         &self,
         compiler: &mut TenantCompiler,

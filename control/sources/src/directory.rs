@@ -132,6 +132,7 @@ impl Directory {
                 path: &path,
                 tenant: &name,
                 hints,
+                // A new tenant is reported even without a file.
                 changed: is_new,
                 is_moving: false,
             };

@@ -125,6 +125,7 @@ mod tests {
             "apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: b}\nimmutable: true\n";
         for (rest, expected) in [
             ("type: Opaque\ndata: {password: c2VjcmV0}\n", [false, false]),
+            // A certificate without its key is no pair, so neither is read.
             ("stringData: {tls.crt: secret}\n", [false, false]),
             (
                 "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: '', other: c2VjcmV0}\n",

@@ -479,6 +479,7 @@ pub(crate) fn classify_field(
     pattern: &str,
     value: Option<&YamlNode>,
 ) -> FieldVerdict {
+    // The source has read the first two. A status reports what is, and configures nothing.
     if matches!(pattern, "apiVersion" | "kind" | "status")
         || METADATA_NOISE.contains(&pattern)
         || noise_of(kind).contains(&pattern)

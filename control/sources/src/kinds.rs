@@ -122,6 +122,7 @@ mod tests {
             ("v1", "Pod", Ok(ObjectKind::Pod)),
             ("v1", "Node", Ok(ObjectKind::Node)),
             ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
+            // The old name of the kind, see `renamed.rs`.
             ("canal.mesh/v1", "Gateway", Ok(ObjectKind::GatewayReplica)),
             (
                 "gateway.networking.k8s.io/v1",

@@ -395,6 +395,8 @@ impl DocumentReader<'_> {
             ObjectKind::ConfigMap => self
                 .typed(kind, root, Empty::Absent)
                 .map(|map| Object::ConfigMap(canal_certificate::read_config_map(map))),
+            // Without its one entry a trust bundle would trust no client, so an empty value is
+            // refused.
             ObjectKind::ClusterTrustBundle => self
                 .typed(kind, root, Empty::Refused)
                 .map(|bundle| Object::ClusterTrustBundle(read_trust_bundle(bundle))),

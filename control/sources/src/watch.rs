@@ -203,6 +203,7 @@ impl InotifyReader {
                 }
             }
             if !self.settle(wait).await {
+                // The source of events has ended, so that no change would be noticed.
                 return;
             }
         }

@@ -171,6 +171,7 @@ impl StreamTask {
                         }
                     }
                     Ok(None) => return Ok("the subscriber ended the stream"),
+                    // The subscriber connects again, whatever the transport's error was.
                     Err(_) => return Ok("the connection broke"),
                 },
                 permit = sender.reserve(), if pending.is_some() => {

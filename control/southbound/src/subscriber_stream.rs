@@ -62,6 +62,8 @@ pub(crate) struct SubscriberProgress {
     pub(crate) kinds: [bool; ResourceKind::ALL.len()],
     /// The catalog was compared up to this generation.
     pub(crate) compared: Generation,
+    /// Newest generation with a change that concerns the subscriber. It has converged once it
+    /// acknowledged that one.
     pub(crate) target: Generation,
     pub(crate) sent: Generation,
     pub(crate) acked: Generation,

@@ -641,6 +641,7 @@ mod tests {
 
     #[test]
     fn streams_are_limited_in_all_and_per_principal() {
+        // Four streams in all, of which none is reserved for the provider.
         let s = subscribers(4, 0);
         // STREAMS_PER_PRINCIPAL_MAX streams; the next one replaces the oldest.
         let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();

@@ -251,6 +251,8 @@ impl TrustAuthorities {
             waiting: Mutex::default(),
             changed: Notify::new(),
         };
+        // `ensure` creates no root for a domain with a folder, so folders are read before it is
+        // called.
         trust.look_at_folders(now);
         Ok(trust)
     }

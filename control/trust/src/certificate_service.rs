@@ -331,6 +331,7 @@ impl IstioCertificateService for CertificateService {
         })?;
         let lifetime = decide_lifetime(request.validity_duration, self.svid_seconds);
         let (tenant, identity, names, rsa) = match grant {
+            // Components belong to the provider, and have ECDSA keys only.
             CertificateGrant::Component(identity) => (components().0, identity, Vec::new(), false),
             CertificateGrant::Workload {
                 tenant,

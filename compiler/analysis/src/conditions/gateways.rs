@@ -107,6 +107,7 @@ pub(super) fn of_gateway(
     let accepted = accepted(&listeners, "Accepted", found);
     let has_id = compiled.is_some_and(|it| it.id.is_some());
     let is_accepted = accepted.is_true;
+    // A Gateway that serves nothing is `Invalid`, whether or not it has an address.
     let programmed = match (is_accepted && is_any_open(&listeners), has_id) {
         (true, true) => StatusCondition::positive("Programmed", "Programmed"),
         (true, false) => {
@@ -120,6 +121,7 @@ pub(super) fn of_gateway(
     };
     let mut conditions = vec![accepted, programmed];
     let mut own = found.own.iter();
+    // Gateway API asks for this condition only while clients without valid certificates are served.
     if let Some(insecure) = own.find(|it| it.code == Code::InsecureClientValidation) {
         conditions.push(StatusCondition {
             message: insecure.problem.clone(),
@@ -129,6 +131,7 @@ pub(super) fn of_gateway(
     Some(ObjectConditions {
         object,
         conditions,
+        // The caller counts the ListenerSets once it has the conditions of all objects.
         attached_listener_sets: 0,
         listeners,
         parents: Vec::new(),
@@ -334,6 +337,7 @@ fn of_listener(
         .unwrap_or_else(|| StatusCondition::positive("ResolvedRefs", "ResolvedRefs"));
     let programmed = match fault {
         None => StatusCondition::positive("Programmed", "Programmed"),
+        // The reason of a conflict says more than `Invalid`, the reason of all other faults.
         Some(fault) if is_conflict(fault) => {
             StatusCondition::negative("Programmed", fault.reason.as_str(), message(fault))
         }

@@ -160,6 +160,7 @@ impl<'a> Audiences<'a> {
         };
         let mut facts = OracleFacts::default();
         let mut see = |attribute, values| drop(facts.values.insert(attribute, values));
+        // Istio writes principals without the scheme.
         see(
             Attribute::SourcePrincipal,
             vec![OracleValue::Text(identity.to_string().replacen(

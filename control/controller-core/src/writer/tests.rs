@@ -213,8 +213,10 @@ fn a_withheld_state_leaves_everything_of_the_former_in_force() {
     let alpha: TenantName = "alpha".parse().unwrap();
     let before = fixture.catalogs.borrow().tenants[&alpha].clone();
     assert_eq!(before.ingress.addresses.len(), 1);
+    // The three are the Tenant, the Service and one Gateway.
     assert!(before.withheld.is_none() && before.objects.len() == 3);
-    // The second objection is to a state that follows a withheld one.
+    // The second objection is to a state that follows a withheld one. The amounts differ, so that
+    // its finding differs from the first.
     for (amount, gateways) in [u64::MAX, u64::MAX - 1].into_iter().zip([
         [("edge", "10.9.0.2"), ("other", "10.9.0.3")],
         [("edge", "10.9.0.4"), ("third", "10.9.0.5")],

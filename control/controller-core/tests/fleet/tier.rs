@@ -60,11 +60,13 @@ pub(super) fn patient_times() -> SilenceTimeouts {
     }
 }
 
-/// Starts a controller with tenants alpha and beta on the tier, at the same addresses.
+/// Starts a controller with tenants alpha and beta on the tier, at the same addresses. Each has a
+/// service and a gateway, so that an AZ has four tables and four addresses.
 pub(super) async fn tier() -> ControllerFixture {
     tier_with(times()).await
 }
 
+/// Starts the controller of [`tier`] with other timeouts.
 pub(super) async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
     let limits = ControllerLimits {
         fleet,

@@ -93,6 +93,7 @@ struct DataPlaneStream {
 struct ObservationPart {
     events: mpsc::UnboundedSender<SessionEvent>,
     /// Cost of the answers that were not read yet; the window [`OBSERVE_WINDOW_BYTES`] bounds it.
+    /// It guards no other data, so that its accesses are `Relaxed`.
     queued: Arc<AtomicU64>,
 }
 

@@ -111,6 +111,7 @@ fn start(
         .iter()
         .map(|target| name_of(&target.principal).to_owned())
         .collect();
+    // The record comes first, so that no session opens without one.
     tracing::info!(
         target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "admin API: an operator's observation began"
     );

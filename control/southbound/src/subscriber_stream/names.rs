@@ -212,6 +212,7 @@ impl SubscriberStream {
         catalog: &Catalog,
     ) -> Result<bool, StreamLimitError> {
         let priced = self.price_request(kind, request, catalog)?;
+        // A request that exceeds a limit changes nothing, as it is admitted first.
         self.admit(&priced)?;
         let subscription = &mut self.kinds[kind as usize];
         let first = !subscription.open;
@@ -227,6 +228,7 @@ impl SubscriberStream {
             .iter()
             .any(|name| name == "*");
         for PricedName { name, price } in priced.subscribed {
+            // A name that is requested again is sent again (delta xDS).
             subscription.requested.insert(name.clone());
             if let Entry::Vacant(new) = subscription.names.entry(name) {
                 self.subscribed_bytes += price;

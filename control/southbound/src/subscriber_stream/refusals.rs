@@ -124,6 +124,8 @@ impl SubscriberStream {
             }
             return;
         };
+        // The parts go in front of what waits, the first one last, so that parents still come
+        // first.
         let second = items.split_off(at);
         self.queue.push_front(PendingResponse {
             url: url.clone(),

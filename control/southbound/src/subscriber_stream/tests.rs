@@ -603,9 +603,11 @@ fn visible_versions(
 /// resource refer to a missing one.
 #[test]
 fn random_histories_end_well() {
-    // 400 seeds: even ones are gateways and odd ones nodes, and a third refuses resources.
+    // 400 seeds: even ones are gateways and odd ones nodes, and a third refuses resources. Nobody
+    // measured how many seeds and steps are needed.
     for seed in 0..400u64 {
-        // An odd state, since a generator of the xorshift family must not start at zero.
+        // An odd state, since a generator of the xorshift family must not start at zero. The factor
+        // (of SplitMix64) spreads neighboring seeds.
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut w = StreamWorld::default();
         let mut script = [shop(&["a", "b"]), shop(&["c"])];

@@ -315,6 +315,7 @@ mod tests {
             }
             let domain: TrustDomain = "a.example".parse().unwrap();
             // No domain has an external CA, so each folder needs the key of its CA.
+            // No file gets as far as the check of its validity, so any moment will do.
             assert_eq!(
                 folders.scan(|_| false, 1_800_000_000),
                 [FolderChange::Broken(domain.clone(), want)],

@@ -283,6 +283,7 @@ impl IssuanceLog {
                 why: e.to_string(),
             }
             .into()),
+            // The writing thread ended without an answer.
             Err(_) => Err(IssuanceLogError::Stopping),
         }
     }
@@ -486,6 +487,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_never_reaches_the_disk_is_not_charged_to_the_share() {
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
+        // One tenant may have half of the 40 certificates.
         let live = Arc::new(Mutex::new(ActiveCertificates::new(limit(40, 50))));
         // No thread takes entries from this queue.
         // One place: the second request finds the queue full and waits.

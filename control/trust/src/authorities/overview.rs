@@ -93,6 +93,7 @@ impl TrustAuthorities {
             AuthoritySource::Infra(infra) => Some(infra.clone()),
             AuthoritySource::Own => domain.own.as_ref().map(|own| own.signing.clone()),
         };
+        // Prometheus has floating-point numbers, which are exact up to 2^53.
         if let Some(signer) = signer {
             g.set(metrics::CA_NOT_AFTER, &label, signer.not_after() as f64);
         }
@@ -111,6 +112,7 @@ impl TrustAuthorities {
             &label,
             domain.record.blocked_identities.len() as f64,
         );
+        // Expired certificates count until they are pruned, as they do in the tenant's share.
         g.set(
             metrics::CA_ISSUED,
             &label,

@@ -399,6 +399,7 @@ mod tests {
 
     #[test]
     fn crls_are_signed_by_the_issuer_and_expire_with_their_entries() {
+        // A moment in January 2027.
         let now = 1_800_000_000;
         let mut d = domain();
         let own = d.own.clone().unwrap();
