@@ -187,8 +187,7 @@ impl TenantListeners {
         }
         // One open listener is enough: a closed one has its own diagnostic.
         let is_open = |listener: &PlacedListener| listener.listener.closed.is_none();
-        // Gateway API counts attached routes of closed listeners too (`attachedRoutes`).
-        found.count_on_closed(gateway, &allowing)?;
+        found.count_on_closed(gateway, &allowing)?; // `attachedRoutes` counts closed ones too.
         if !allowing.iter().any(|(_, listener)| is_open(listener)) {
             // All of them are closed, so there is always a fault to name.
             let mut faults = allowing.iter().map(|(_, it)| it.listener.closed.as_ref());

@@ -212,8 +212,7 @@ fn a_mutual_server_validates_clients_by_the_authorities_of_its_secret() {
     for (tls, expected) in [
         ("mode: MUTUAL, credentialName: whole", Ok("AllowValidOnly 1")),
         ("mode: OPTIONAL_MUTUAL, credentialName: opaque", Ok("AllowValidOrNone 1")),
-        // `cacert` with two authorities takes precedence over `ca.crt` with one.
-        ("mode: MUTUAL, credentialName: generic", Ok("AllowValidOnly 2")),
+        ("mode: MUTUAL, credentialName: generic", Ok("AllowValidOnly 2")), // `cacert`, before `ca.crt`
         ("mode: MUTUAL, credentialName: split", Ok("AllowValidOnly 2")),
         ("mode: MUTUAL, credentialNames: [split, whole]", Ok("AllowValidOnly 2")),
         (

@@ -120,8 +120,6 @@ fn open(subscriber: &ManualSubscriber) -> BTreeMap<String, bool> {
         .collect()
 }
 
-/// The bound leaves two seconds beside the silence, of which a quiet machine needs less than half a
-/// second (docs/timing.md).
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     let limits = ControllerLimits {
