@@ -10,6 +10,8 @@ pub(crate) struct FeatureCase {
     pub(crate) objects: &'static str,
     /// A header of the requests; empty for none.
     pub(crate) header: &'static str,
+    /// Whether the objects have the service's rules, so that its HTTPRoute is left out.
+    pub(crate) replaces_route: bool,
 }
 
 const fn of_rule(name: &'static str, rule: &'static str) -> FeatureCase {
@@ -18,6 +20,7 @@ const fn of_rule(name: &'static str, rule: &'static str) -> FeatureCase {
         rule,
         objects: "",
         header: "",
+        replaces_route: false,
     }
 }
 
@@ -27,11 +30,27 @@ const fn of_objects(name: &'static str, objects: &'static str) -> FeatureCase {
         rule: "",
         objects,
         header: "",
+        replaces_route: false,
+    }
+}
+
+/// A VirtualService, which replaces the service's HTTPRoute: Canal does not merge both kinds.
+const fn of_virtual_service(
+    name: &'static str,
+    objects: &'static str,
+    header: &'static str,
+) -> FeatureCase {
+    FeatureCase {
+        name,
+        rule: "",
+        objects,
+        header,
+        replaces_route: true,
     }
 }
 
 /// The features in the order of the table; the first is the route without any.
-pub(crate) const FEATURES: [FeatureCase; 12] = [
+pub(crate) const FEATURES: [FeatureCase; 16] = [
     of_rule("nothing", ""),
     of_rule(
         "request headers: one set, one added, one removed",
@@ -57,12 +76,32 @@ pub(crate) const FEATURES: [FeatureCase; 12] = [
         "a copy to a mirror, with its whole exchange",
         "    filters: [{type: RequestMirror, requestMirror: {backendRef: {name: s0, port: 80}}}]\n",
     ),
+    of_rule(
+        "ExternalAuth by HTTP, with the authorizer's whole exchange",
+        "    filters: [{type: ExternalAuth, externalAuth: {protocol: HTTP, backendRef: {name: s0, port: 80}, http: {}}}]\n",
+    ),
     FeatureCase {
         name: "CORS, for a request of another origin",
         rule: "    filters: [{type: CORS, cors: {allowOrigins: [\"https://a.example\"], allowMethods: [GET], exposeHeaders: [x-a]}}]\n",
         objects: "",
         header: "origin: https://a.example",
+        replaces_route: false,
     },
+    of_virtual_service(
+        "the path rewritten by a regular expression",
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: s0, namespace: default}\nspec:\n  hosts: [s0]\n  http: [{rewrite: {uriRegexRewrite: {match: \"^/items/(.*)\", rewrite: \"/v2/\\\\1\"}}, route: [{destination: {host: s0}}]}]\n",
+        "",
+    ),
+    of_virtual_service(
+        "a header matched by a regular expression",
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: s0, namespace: default}\nspec:\n  hosts: [s0]\n  http: [{match: [{headers: {x-user: {regex: \"some.*\"}}}], route: [{destination: {host: s0}}]}]\n",
+        "x-user: somebody",
+    ),
+    of_virtual_service(
+        "a header that must be absent",
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: s0, namespace: default}\nspec:\n  hosts: [s0]\n  http: [{match: [{withoutHeaders: {x-gone: {}}}], route: [{destination: {host: s0}}]}]\n",
+        "",
+    ),
     of_objects(
         "least requests",
         "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {simple: LEAST_REQUEST}}}\n",
@@ -72,12 +111,14 @@ pub(crate) const FEATURES: [FeatureCase; 12] = [
         rule: "",
         objects: "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user}}}}\n",
         header: "x-user: somebody",
+        replaces_route: false,
     },
     FeatureCase {
         name: "Maglev by a header",
         rule: "",
         objects: "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s0, namespace: default}\nspec: {host: s0, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {}}}}}\n",
         header: "x-user: somebody",
+        replaces_route: false,
     },
     of_objects(
         "an ALLOW policy of a method and a path",

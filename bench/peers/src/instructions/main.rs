@@ -142,19 +142,24 @@ impl Subject {
             dir: dir.join(name),
         };
         for (kind, policies) in [("plain", String::new()), ("policies", canal::policies())] {
-            subject.compile(kind, &policies)?;
+            subject.compile(kind, &policies, true)?;
         }
         Ok(subject)
     }
 
-    /// Compiles the plain service with what follows it in YAML.
-    fn compile(&self, kind: &str, further: &str) -> anyhow::Result<()> {
+    /// Compiles the plain service, with or without its HTTPRoute, and what follows in YAML.
+    fn compile(&self, kind: &str, further: &str, is_routed: bool) -> anyhow::Result<()> {
         let tenant = self.dir.join(kind).join("bench");
         std::fs::create_dir_all(&tenant)?;
+        let service = canal::service(0, [String::from("/")]);
+        // The Service is the first of the two objects.
+        let alone = service.find("---\napiVersion: gateway.networking.k8s.io");
+        let service = match alone {
+            Some(end) if !is_routed => &service[..end],
+            _ => &service,
+        };
         let compile = |shares: &str| {
-            let text = canal::tenant("bench", 1, shares)
-                + &canal::service(0, [String::from("/")])
-                + further;
+            let text = canal::tenant("bench", 1, shares) + service + further;
             std::fs::write(tenant.join("bench.yaml"), text)?;
             self.build
                 .compile(&self.dir.join(kind), &self.snapshot(kind))
@@ -220,7 +225,8 @@ impl Subject {
     /// Returns the instructions per request on keep-alive connections, with a feature.
     fn measure_feature(&self, feature: &FeatureCase, requests: u64) -> anyhow::Result<f64> {
         const KIND: &str = "feature";
-        self.compile(KIND, &format!("{}{}", feature.rule, feature.objects))?;
+        let further = format!("{}{}", feature.rule, feature.objects);
+        self.compile(KIND, &further, !feature.replaces_route)?;
         let load = |count: u64| {
             let (count_flag, url) = (
                 format!("-n{count}"),
