@@ -160,7 +160,8 @@ pub fn decide(
     facts: &OracleFacts,
     agreed: &BTreeSet<PolicyKey>,
 ) -> OracleDecision {
-    // Dry runs and audits decide nothing; `hits` returns what they match.
+    // Dry runs decide nothing. Audits stay, because a broken one denies; their rules are evaluated
+    // by `hits` only.
     let enforced: Vec<&Authorization> = policies.iter().copied().filter(|p| !p.dry_run).collect();
     // A broken policy denies everything, so no other policy needs to be evaluated.
     if let Some(broken) = enforced.iter().find(|policy| policy.broken.is_some()) {

@@ -345,7 +345,7 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
     )
     .await;
     // A new tenant: both replicas have it before the edge gets a table.
-    let third = tier_tenant("gamma", 3).replace("n1", "g1");
+    let third = tier_tenant("gamma", 3);
     fixture.write("gamma/all.yaml", &third);
     let until = Instant::now() + wait_limit();
     // Number of turns for which the tables have waited.

@@ -353,7 +353,7 @@ fn the_number_of_documents_and_findings_is_limited() {
         "{:?}",
         parsed.diagnostics
     );
-    // Too many errors of one kind: the whole field is dropped and becomes one fault of the object.
+    // Beyond the limit on a document's errors, the whole field becomes one fault of the object.
     // Twice the limit on diagnostics, so that the count in the result is the limit's.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
     let service = |spec: &str| {
@@ -373,7 +373,7 @@ fn the_number_of_documents_and_findings_is_limited() {
             .count(),
         1
     );
-    // The number is far above every limit, and the file stays below FILE_BYTES_MAX.
+    // Far more than FINDINGS_PER_DOCUMENT_MAX, in a file that stays below FILE_BYTES_MAX.
     let unknown: String = (0..20_000)
         .map(|number| format!("x{number}: 1, "))
         .collect();

@@ -310,7 +310,7 @@ mod tests {
                 )
             );
         }
-        // A second is longer than the draws take.
+        // Any time would do: `now` does not advance, so both stay out for all draws.
         view.states[1].failed(now, Duration::from_secs(1));
         view.states[2].failed(now, Duration::from_secs(1));
         // 50 draws would meet each of the four here too.

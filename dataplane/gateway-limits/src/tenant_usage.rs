@@ -461,10 +461,11 @@ mod tests {
             0
         );
         forget(&again);
+        // Nothing has asked for the token cache since it was dropped.
         assert_eq!(
             accounts_and_caches(),
             (1, 0),
-            "and existing connections stay"
+            "the usage of a tenant that exists stays"
         );
     }
 

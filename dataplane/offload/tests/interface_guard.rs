@@ -147,7 +147,8 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     for container in &s.containers {
         container.ip("addr add 10.88.0.99/24 dev eth0");
     }
-    // Each container also tries the other's address; without the guard all of it arrives.
+    // Container 0 also has the other's addresses; without the guard, what it sends from them
+    // arrives.
     s.containers[0].ip(&format!("addr add {B4}/24 dev eth0"));
     s.containers[0].ip(&format!("addr add {B6}/64 dev eth0 nodad"));
     assert!(

@@ -49,6 +49,7 @@ pub(crate) const NAMES: [Option<&str>; 5] = [
     Some("other.test"),
 ];
 const PATHS: [&str; 4] = ["/", "/one", "/one/two", "/three"];
+/// Ports of requests. No listener has the last one, so that requests to it find none.
 const PORTS: [u16; 3] = [80, 443, 9090];
 const REQUESTS: [(&str, &str); 6] = [
     ("GET", "/"),

@@ -123,8 +123,8 @@ fn names_are_a_tenants_own() {
         || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]),
     );
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
-    // Names of other namespaces and suffixes of the cluster's domain do not exist; other domains
-    // are refused.
+    // A full name, and a short form of a namespace that the tenant has, does not exist. Other names
+    // of two labels may be of any domain (`secret.other.`), so they are refused.
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
         (beta, secret, "Non-Existent Domain"),

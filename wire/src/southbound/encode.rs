@@ -255,6 +255,8 @@ impl From<&p::RouteRule> for w::Route {
                     backends: b.iter().map(backend).collect(),
                 };
                 match &r.filters {
+                    // First, because an extended action contains a strict split: a data plane that
+                    // knows the one knows the other.
                     filters if is_extended(r) => extended(
                         r,
                         w::extended_action::Action::Split(w::StrictSplit {

@@ -370,7 +370,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         "twice in the tap, twice in the log: {dump_text}"
     );
     assert_eq!(
-        // The existing file gets the mode that a new one would have.
+        // Of an existing file only the access of others is taken away: 0644 becomes 0640.
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o640
     );

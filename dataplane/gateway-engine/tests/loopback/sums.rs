@@ -198,6 +198,8 @@ async fn requests_in_flight_of_ten_tenants_leave_some_to_an_eleventh() {
             &["reason=\"tenant_busy\""]
         ) > 0.0
     );
+    // A tenant's threshold (`decide_free_needed`) refuses while some requests are free, so that the
+    // limit of all is never reached.
     assert_eq!(
         tenants.fixture.metric(
             "canal_gateway_refused_requests_total",
