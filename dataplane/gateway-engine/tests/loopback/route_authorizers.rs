@@ -179,6 +179,36 @@ async fn a_server_over_http_decides_in_every_version() {
 }
 
 #[tokio::test]
+async fn the_server_and_the_endpoint_receive_the_only_form_of_a_path() {
+    let (origin, server) = (OriginServer::echo().await, http1_server().await);
+    let fixture = fixture(&origin, (&server, AppProtocol::Http1), over_http(0));
+    for over_http2 in [false, true] {
+        let (status, _, body) = get(&fixture, over_http2, "/a/../x//y?q").await;
+        let body = body.to_ascii_lowercase();
+        assert_eq!(status, 200, "{body}");
+        assert!(body.starts_with("get /x/y?q http/1.1"), "{body}");
+        assert!(
+            body.contains("x-check: get /auth/x/y?q http/1.1|"),
+            "{body}"
+        );
+        let (passed, checked) = (origin.requests(), server.requests());
+        for path in ["/a/../no", "//no", "/%6eo", "/no/."] {
+            assert!(
+                matches!(get(&fixture, over_http2, path).await.0, 200 | 401),
+                "{path}"
+            );
+        }
+        assert_eq!(server.requests(), checked + 4);
+        // A server could take what is behind its prefix for another path of its own.
+        for path in ["/../no", "/..%2fno", "/%2e%2e/auth/x"] {
+            assert_eq!(get(&fixture, over_http2, path).await.0, 400, "{path}");
+        }
+        assert_eq!(server.requests(), checked + 4);
+        assert!(origin.requests() <= passed + 1);
+    }
+}
+
+#[tokio::test]
 async fn a_connection_to_an_authorizer_carries_several_checks() {
     let (origin, server) = (OriginServer::echo().await, http1_server().await);
     let fixture = fixture(&origin, (&server, AppProtocol::Http1), over_http(0));
