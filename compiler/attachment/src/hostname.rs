@@ -46,6 +46,16 @@ pub(crate) fn overlap(a: Option<&HostMatch>, b: Option<&HostMatch>) -> bool {
     }
 }
 
+/// Returns whether every name that `inner` matches is one that `outer` matches. `None` in place of a
+/// host means every host.
+pub fn covers(outer: Option<&HostMatch>, inner: Option<&HostMatch>) -> bool {
+    match (outer, inner) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(outer), Some(inner)) => contains(outer, inner),
+    }
+}
+
 /// Returns whether every name that `inner` matches is one that `outer` matches.
 fn contains(outer: &HostMatch, inner: &HostMatch) -> bool {
     match (outer, inner) {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use canal_attachment::{Attachment, BindingProblem, BoundRules, MESH};
+use canal_attachment::{Attachment, BindingProblem, BoundRules, MESH, hostname};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::istio::{ConnectionMatch, ConnectionRule, VirtualService};
@@ -195,6 +195,10 @@ impl RuleReader<'_, '_> {
                 Some(_) if is_counted => self.gateway.hosts.to_vec(),
                 _ => self.hosts(condition, &field, &mut broken, report),
             };
+            // All its names were left out, with an error each.
+            if hosts.is_empty() && self.list.bound == BoundRules::Tls {
+                continue;
+            }
             let from = &self.sourced.object.metadata.namespace;
             let bound = ingress.listeners.bind(
                 self.gateway.key,
@@ -261,7 +265,7 @@ impl RuleReader<'_, '_> {
     }
 
     /// Returns the hosts of a match: its server names, or those of the object, also if its names are
-    /// not valid.
+    /// not valid. A name outside the hosts of the object belongs to others' objects, and is left out.
     fn hosts(
         &self,
         condition: &ConnectionMatch,
@@ -296,10 +300,16 @@ impl RuleReader<'_, '_> {
                 // Server names are compared in lower case.
                 name => names::host_match(&name.to_ascii_lowercase()).map(Some),
             };
+            let field = format!("{field}[{at}]");
             match host {
-                Ok(host) => drop(hosts.insert(host)),
+                Ok(host) if self.is_own(name, host.as_ref()) => drop(hosts.insert(host)),
+                Ok(_) => {
+                    let problem =
+                        "the name is outside spec.hosts, so the match does not hold for it";
+                    let fix = "add the name to spec.hosts, or remove it";
+                    report.error(Code::InvalidHostname, document, field, problem, fix);
+                }
                 Err(problem) => {
-                    let field = format!("{field}[{at}]");
                     let fix = "write a name such as www.example.com or *.example.com";
                     is_broken = true;
                     broken.get_or_insert(format!("{field}: {problem}"));
@@ -311,6 +321,15 @@ impl RuleReader<'_, '_> {
             hosts.extend(self.gateway.hosts.iter().cloned());
         }
         hosts.into_iter().collect()
+    }
+
+    /// Returns whether a server name is within the hosts of the object, as Istio demands.
+    fn is_own(&self, written: &str, name: Option<&HostMatch>) -> bool {
+        let mut hosts = self.gateway.hosts.iter();
+        // A short name among the hosts stands for a Service, and Istio compares it as it is written.
+        let mut written_hosts = self.sourced.object.spec.hosts.iter();
+        hosts.any(|host| hostname::covers(host.as_ref(), name))
+            || written_hosts.any(|host| host.eq_ignore_ascii_case(written))
     }
 
     /// Returns the rule as a route of its own.

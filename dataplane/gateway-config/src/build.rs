@@ -35,6 +35,7 @@ pub(crate) use build_routes::CompileJob;
 #[cfg(test)]
 pub(crate) use build_routes::PANICKING;
 
+use super::endpoint_ids::WorkloadPlace;
 use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
@@ -507,8 +508,14 @@ impl SnapshotBuilder {
         let serves: Vec<_> = serves
             .map(|e| (e.service.clone(), e.port, e.target_port))
             .collect();
-        let (last_id, addresses) = (&mut self.last_id, &workload.addresses);
-        let ids = EndpointIds::assign(before, addresses, vni, &serves, || {
+        let last_id = &mut self.last_id;
+        let place = WorkloadPlace {
+            addresses: &workload.addresses,
+            vni,
+            tunnel: workload.tunnel,
+            identity: identity.as_ref(),
+        };
+        let ids = EndpointIds::assign(before, place, &serves, || {
             *last_id += 1;
             *last_id
         });

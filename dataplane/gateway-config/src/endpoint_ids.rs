@@ -3,7 +3,9 @@
 
 use std::net::IpAddr;
 
+use canal_model::identity::Identity;
 use canal_model::ids::{ServiceKey, Vni};
+use canal_model::program::TunnelProtocol;
 
 use super::WorkloadView;
 
@@ -11,19 +13,37 @@ use super::WorkloadView;
 #[derive(Debug, Default)]
 pub(crate) struct EndpointIds(Box<[(u16, u64)]>);
 
+/// How connections to a workload are opened.
+#[derive(Clone, Copy)]
+pub(crate) struct WorkloadPlace<'a> {
+    pub(crate) addresses: &'a [IpAddr],
+    pub(crate) vni: Option<Vni>,
+    pub(crate) tunnel: TunnelProtocol,
+    /// Identity that the workload's node must prove.
+    pub(crate) identity: Option<&'a Identity>,
+}
+
 impl EndpointIds {
-    /// Returns the IDs of a workload with these addresses, which serves these ports. It keeps those
-    /// of the workload `before` where an idle connection still leads to it: a connection to an
-    /// address that the workload has left may lead to another workload by now.
+    /// Returns the IDs of a workload at a place, which serves these ports. It keeps those
+    /// of the workload `before` where a new connection would be opened as an idle one was: one to an
+    /// address that the workload has left may lead to another workload by now, and one without a
+    /// tunnel must not outlive the change of a workload to a tunnel.
     pub(crate) fn assign(
         before: Option<&WorkloadView>,
-        addresses: &[IpAddr],
-        vni: Option<Vni>,
+        place: WorkloadPlace<'_>,
         serves: &[(ServiceKey, u16, u16)],
         mut next_id: impl FnMut() -> u64,
     ) -> Self {
+        let WorkloadPlace {
+            addresses,
+            vni,
+            tunnel,
+            identity,
+        } = place;
         let is_same_place = |it: &&WorkloadView| {
             it.vni == vni
+                && it.tunnel == tunnel
+                && it.identity.first() == identity
                 && it.addresses.first() == addresses.first()
                 && other_family(&it.addresses) == other_family(addresses)
         };

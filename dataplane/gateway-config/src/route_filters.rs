@@ -164,7 +164,7 @@ impl MatchedFilters {
         let compiled = compiled.filter(|compiled| compiled.written() == regex);
         let compiled = compiled.ok_or("rewrite_not_compiled")?;
         let made = compiled.replace(path).map_err(|why| why.name())?;
-        if made.split('/').any(is_dot_segment) {
+        if has_dot_segment(&made) {
             return Err(REWRITTEN_DOT_SEGMENT);
         }
         let slash = if made.starts_with('/') { "" } else { "/" };
@@ -175,7 +175,7 @@ impl MatchedFilters {
     pub(crate) fn rewritten(&self, rewrite: &PathRewrite, path: &str) -> Option<String> {
         let matched = self.rule.matches.get(self.match_index)?;
         let rewritten = rewritten_path(rewrite, &matched.path, path);
-        (!rewritten.split('/').any(is_dot_segment)).then_some(rewritten)
+        (!has_dot_segment(&rewritten)).then_some(rewritten)
     }
 
     /// Returns the timeouts and retries that the rule asks for, if any.
@@ -250,6 +250,19 @@ fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> Str
     }
 }
 
+/// True if a path has a dot segment for some server: many take a backslash, and slashes that are
+/// written as escapes, for a separator.
+fn has_dot_segment(path: &str) -> bool {
+    if !path.contains(['%', '\\']) {
+        return path.split('/').any(is_dot_segment);
+    }
+    let mut plain = path.replace('\\', "/");
+    for separator in ["%2F", "%2f", "%5C", "%5c"] {
+        plain = plain.replace(separator, "/");
+    }
+    plain.split('/').any(is_dot_segment)
+}
+
 /// True for `.` and `..`, also as escapes and with a path parameter.
 fn is_dot_segment(segment: &str) -> bool {
     let name = segment.split(';').next().unwrap_or_default();
@@ -317,7 +330,13 @@ mod tests {
                 ..RouteFilters::default()
             },
         );
-        for path in ["/static../x", "/static..;a/x"] {
+        for path in [
+            "/static../x",
+            "/static..;a/x",
+            "/static..%2Fx",
+            "/static..%5cx",
+            "/static..\\x",
+        ] {
             assert_eq!(filters.request(None, path), Err(REWRITTEN_DOT_SEGMENT));
         }
         let changes = filters.request(None, "/static..a/x").unwrap();
@@ -349,6 +368,7 @@ mod tests {
             ("^/v([0-9]+)/(.*)$", r"/\2/v\1", "/v1/a", Ok("/a/v1")),
             ("^/", "", "/a", Ok("/a")),
             ("x", ".", "/a/x/b", Err(REWRITTEN_DOT_SEGMENT)),
+            ("x", ".", "/a/.x%2Fb", Err(REWRITTEN_DOT_SEGMENT)),
             ("%25", "%", "/%252e./b", Err(REWRITTEN_DOT_SEGMENT)),
             ("(", "", "/a", Err("rewrite_not_compiled")),
         ] {

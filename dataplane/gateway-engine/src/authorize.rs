@@ -211,9 +211,8 @@ impl AuthorizationState {
         // Counted only after all policies are done: a repeated call must not count a token twice.
         let mut valid = 0;
         for guard in guards.all() {
-            if guard.policies.needs_path() && self.changes.path.is_none() {
-                self.changes.path = normalize_path(request.path(), paths)
-                    .map_err(|why| ProxyError::UnsafePath(why.name()))?;
+            if guard.policies.needs_path() {
+                self.normalize_path(request, paths)?;
             }
             let Some(tokens) = &guard.tokens else {
                 continue;
@@ -241,6 +240,22 @@ impl AuthorizationState {
         }
         for _ in 0..valid {
             worker.counts.token("valid");
+        }
+        Ok(())
+    }
+
+    /// Gives the path its only form, in which it is judged and forwarded.
+    ///
+    /// # Errors
+    /// Servers could interpret the path in different ways.
+    pub(crate) fn normalize_path<R: RoutableRequest>(
+        &mut self,
+        request: &R,
+        paths: PolicyPaths,
+    ) -> Result<(), ProxyError> {
+        if self.changes.path.is_none() {
+            self.changes.path = normalize_path(request.path(), paths)
+                .map_err(|why| ProxyError::UnsafePath(why.name()))?;
         }
         Ok(())
     }

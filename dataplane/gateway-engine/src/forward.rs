@@ -356,9 +356,10 @@ impl RequestState {
         request: (&R, &[u8]),
     ) -> Result<(), ProxyError> {
         let matched = routed.matched.as_deref();
-        let Some(checked) = matched.and_then(MatchedFilters::authorizer) else {
-            return Ok(());
-        };
+        // The chain that asks for the check was resolved from the same rule. An error there must not
+        // let requests through.
+        let checked = matched.and_then(MatchedFilters::authorizer);
+        let checked = checked.ok_or(ProxyError::ExtAuthzFailed("authorizer_unknown"))?;
         let (worker, session) = (&self.worker, &self.session);
         let context = ext_authz::CheckContext {
             trial: state,
@@ -371,7 +372,8 @@ impl RequestState {
         Ok(())
     }
 
-    /// Validates tokens and normalizes the path, as far as the policies read them.
+    /// Validates tokens and normalizes the path, as far as the policies and the authorizer of the
+    /// rule read them.
     async fn prepare_authorization<R: FullRequest>(
         &self,
         routed: &RoutedRequest,
@@ -379,12 +381,16 @@ impl RequestState {
         request: &R,
     ) -> Result<Box<AuthorizationState>, ProxyError> {
         let mut state = Box::new(AuthorizationState::default());
-        let (account, guards) = (
-            &self.session.account,
-            (policies, routed.view.set.policy_paths),
-        );
+        let paths = routed.view.set.policy_paths;
+        let (account, guards) = (&self.session.account, (policies, paths));
         loop {
             match state.prepare(&self.worker, account, guards, request) {
+                Ok(()) if state.needs_rule_check(routed) => {
+                    // Else the endpoint could read `/open/../admin` as another path than the
+                    // authorizer, and one over HTTP could be led out of its prefix.
+                    state.normalize_path(request, paths)?;
+                    return Ok(state);
+                }
                 Ok(()) => return Ok(state),
                 Err(authorize::AuthorizationInterrupt::Fault(fault)) => return Err(fault),
                 Err(authorize::AuthorizationInterrupt::Verify(todo)) => {

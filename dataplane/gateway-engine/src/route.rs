@@ -148,6 +148,11 @@ pub(crate) fn connection(
         .ok_or((ProxyError::NoService, None))?;
     let admission =
         admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
+    // The listener may have changed since it accepted the connection: a client takes up to some ten
+    // seconds for its header and its handshake. Later changes are compared with this version.
+    if !is_relayed(worker, session) {
+        return Err((ProxyError::NoRoute, Some((view, None))));
+    }
     let placed = match &*resolved {
         // A Gateway has no endpoints of its own.
         ResolvedDestination::Service { service, .. } if is_gateway_service(&service.names.key) => {

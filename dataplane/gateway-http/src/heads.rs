@@ -143,7 +143,10 @@ pub fn request_1_to_1(
 /// Joins the addresses so far and the client's into one line, because some applications read only
 /// the first line.
 #[inline]
-fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> SmallVec<[u8; 64]> {
+pub(crate) fn forwarded_for<'v>(
+    values: impl Iterator<Item = &'v [u8]>,
+    client: &str,
+) -> SmallVec<[u8; 64]> {
     let mut line = SmallVec::new();
     for value in values {
         line.extend_from_slice(value);

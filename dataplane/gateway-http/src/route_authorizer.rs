@@ -9,6 +9,7 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, Uri};
 
 use crate::head::FullRequest;
+use crate::heads::{X_FORWARDED_FOR, forwarded_for};
 use crate::proxy_error::ExtAuthzDenial;
 
 /// Most header lines of an authorizer's answer.
@@ -28,17 +29,29 @@ pub fn forwarded_target<R: FullRequest>(request: &R, changes: &RequestMutations)
 }
 
 /// Passes the headers of a request to `visit`, as they will be forwarded, with names in lower case.
+/// `client_ip` is the address of the client.
 pub fn each_forwarded_header<R: FullRequest>(
     request: &R,
     changes: &RequestMutations,
+    client_ip: &str,
     mut visit: impl FnMut(&str, &[u8]),
 ) {
+    let mut addresses: Vec<Vec<u8>> = Vec::new();
     request.each_header(&mut |name, value| {
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        if !changes.determines(&name) {
+        if name == X_FORWARDED_FOR.as_str() {
+            addresses.push(value.to_vec());
+        } else if !changes.determines(&name) {
             visit(&name, value);
         }
     });
+    // No mutation changes it. Without the client's own address, an authorizer would take the last one
+    // that the client wrote for that of the client.
+    let addresses = addresses.iter().map(Vec::as_slice);
+    visit(
+        X_FORWARDED_FOR.as_str(),
+        &forwarded_for(addresses, client_ip),
+    );
     for (name, value) in changes.headers() {
         if let Some(value) = value {
             visit(name, value);
@@ -58,10 +71,10 @@ pub struct HttpAuthzCheck {
 }
 
 impl HttpAuthzCheck {
-    /// Makes the check about a request that `changes` will change. `listed` are the headers that
-    /// the server receives beside `authorization`.
+    /// Makes the check about a request of the client at `client_ip` that `changes` will change.
+    /// `listed` are the headers that the server receives beside `authorization`.
     pub fn new<R: FullRequest>(
-        (request, authority): (&R, &[u8]),
+        (request, authority, client_ip): (&R, &[u8], &str),
         changes: &RequestMutations,
         (path_prefix, listed): (&str, &[String]),
         body: Bytes,
@@ -74,7 +87,7 @@ impl HttpAuthzCheck {
             _ => path_prefix.as_bytes().to_vec(),
         };
         let mut headers = Vec::new();
-        each_forwarded_header(request, changes, |name, value| {
+        each_forwarded_header(request, changes, client_ip, |name, value| {
             let is_shown = name == "authorization" || listed.iter().any(|listed| listed == name);
             // The check has a host and a length of its own.
             if is_shown && !matches!(name, "host" | "content-length") {

@@ -171,6 +171,31 @@ fn a_service_whose_workloads_stay_is_known_when_it_returns() {
     assert_eq!(endpoint_id(&back, "a"), endpoint_id(&first, "a"));
 }
 
+/// Asserts that a workload's endpoints have other IDs once connections to it are opened in another
+/// way: its idle connections have no tunnel, or one to another identity.
+fn assert_new_ids_for_connections_of_another_kind(builder: &mut SnapshotBuilder) {
+    let changed = |change: &dyn Fn(&mut Workload)| {
+        let Resource::Workload(mut workload) = (*serving(8080, "a")).clone() else {
+            unreachable!("it is a workload")
+        };
+        change(&mut workload);
+        Arc::new(Resource::Workload(workload))
+    };
+    let changes: [&dyn Fn(&mut Workload); 3] =
+        [&|_| {}, &|it| it.tunnel = TunnelProtocol::None, &|it| {
+            it.service_account = "other".parse().unwrap()
+        }];
+    let mut known = HashSet::new();
+    for change in changes {
+        let next = builder.apply(&[changed(change)], &[], Generation(5));
+        let id = endpoint_id(&next, "a");
+        let same = builder.apply(&[changed(change)], &[], Generation(5));
+        assert_eq!(endpoint_id(&same, "a"), id);
+        assert!(known.insert(id));
+    }
+    builder.apply(&[serving(8080, "a")], &[], Generation(5));
+}
+
 #[test]
 fn a_workload_has_ids_only_of_the_ports_that_it_serves() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
@@ -196,6 +221,7 @@ fn a_workload_has_ids_only_of_the_ports_that_it_serves() {
     }
     let back = builder.apply(&[serving(8080, "a")], &[], Generation(5));
     assert_ne!(endpoint_id(&back, "a"), endpoint_id(&first, "a"));
+    assert_new_ids_for_connections_of_another_kind(&mut builder);
     // A removed workload's IDs are part of it, so no others are looked at.
     builder.apply(&[], &gone(&all[2..]), Generation(6));
     assert!(builder.workloads.is_empty());

@@ -136,11 +136,9 @@ pub(crate) async fn check(
     };
     // The call may take long; a snapshot that is in use keeps replaced tables in memory.
     drop(snapshot);
-    let request = proto::CheckRequest {
-        attributes: Some(context(&authorizer)),
-    };
+    let attributes = context(&authorizer);
     let server = (&authorizer.service, authorizer.port);
-    let outcome = check_over_grpc(worker, session, server, authorizer.timeout, &request).await;
+    let outcome = check_over_grpc(worker, session, server, authorizer.timeout, attributes).await;
     let (result, outcome) = match outcome {
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(rejection)) => {
@@ -198,9 +196,13 @@ pub(super) async fn check_over_grpc(
     session: &ClientSession,
     server: (&ServiceKey, u16),
     timeout: Duration,
-    request: &proto::CheckRequest,
+    attributes: proto::AttributeContext,
 ) -> Result<Result<ExtAuthzMutations, ExtAuthzDenial>, &'static str> {
-    let call = call(worker, session, server, request);
+    // Encoded before the wait, so that one copy of the body waits and not two.
+    let message = framed(&proto::CheckRequest {
+        attributes: Some(attributes),
+    });
+    let call = call(worker, session, server, message);
     within_limits(session, timeout, call).await.and_then(read)
 }
 
@@ -239,12 +241,12 @@ pub(super) fn find(
     ))
 }
 
-/// Makes one gRPC call and returns the response message.
+/// Makes one gRPC call with a framed message, and returns the response message.
 async fn call(
     worker: &Rc<Worker>,
     session: &ClientSession,
     server: (&ServiceKey, u16),
-    request: &proto::CheckRequest,
+    message: Bytes,
 ) -> Result<Bytes, &'static str> {
     let (chosen, tls, authority) = find(worker, session, server)?;
     let introduction = TunnelMetadata {
@@ -270,7 +272,7 @@ async fn call(
     let (response, mut body) = send
         .send_request(head, false)
         .map_err(|_| "authorizer_unreachable")?;
-    body.send_data(framed(request), true)
+    body.send_data(message, true)
         .map_err(|_| "authorizer_broken")?;
     receive(response.await.map_err(|_| "authorizer_broken")?).await
 }
@@ -466,7 +468,7 @@ pub(crate) fn request<R: FullRequest>(
     (listed, body_bytes): (&[String], u32),
 ) -> proto::AttributeContext {
     let trial = about.trial;
-    let mut headers = headers(request, &trial.changes, listed);
+    let mut headers = headers(request, &trial.changes, &session.client_ip, listed);
     let mut body = Vec::new();
     // The body may be buffered for another authorizer only.
     if let Some(beginning) = about.body.filter(|_| body_bytes > 0) {
@@ -516,10 +518,11 @@ fn text(bytes: &[u8]) -> String {
 fn headers<R: FullRequest>(
     request: &R,
     changes: &RequestMutations,
+    client_ip: &str,
     listed: &[String],
 ) -> HashMap<String, String> {
     let mut headers = HashMap::<String, String>::new();
-    each_forwarded_header(request, changes, |name, value| {
+    each_forwarded_header(request, changes, client_ip, |name, value| {
         if listed.is_empty() || listed.iter().any(|listed| listed == name) {
             let line = headers.entry(name.to_owned()).or_default();
             if !line.is_empty() {

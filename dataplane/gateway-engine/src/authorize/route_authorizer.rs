@@ -22,7 +22,7 @@ use canal_model::program::{AppProtocol, RouteRule};
 use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use http::HeaderMap;
 
-use super::ext_authz::{self, ANSWER_BYTES_MAX, CheckContext, ExtAuthzMutations, proto};
+use super::ext_authz::{self, ANSWER_BYTES_MAX, CheckContext, ExtAuthzMutations};
 use crate::endpoints::SelectedEndpoint;
 use crate::session::ClientSession;
 use crate::upstream::{self, TunnelMetadata};
@@ -91,10 +91,7 @@ async fn call_server<R: FullRequest>(
         RouteAuthorizerProtocol::Grpc => {
             let shown = (headers.as_slice(), *body_bytes);
             let attributes = ext_authz::request(session, to, request, about, shown);
-            let message = proto::CheckRequest {
-                attributes: Some(attributes),
-            };
-            ext_authz::check_over_grpc(worker, session, server, TIMEOUT, &message).await
+            ext_authz::check_over_grpc(worker, session, server, TIMEOUT, attributes).await
         }
         RouteAuthorizerProtocol::Http {
             path_prefix,
@@ -105,7 +102,9 @@ async fn call_server<R: FullRequest>(
             let body = body.map_or_else(Bytes::new, |body| body.bytes.clone());
             let shown = (path_prefix.as_str(), headers.as_slice());
             let changes = &about.trial.changes;
-            let check = HttpAuthzCheck::new(request, changes, shown, body);
+            let (head, authority) = request;
+            let of_client = (head, authority, session.client_ip.as_str());
+            let check = HttpAuthzCheck::new(of_client, changes, shown, body);
             let call = async {
                 let (chosen, tls, _) = ext_authz::find(worker, session, server)?;
                 let call = HttpCall { worker, check };

@@ -1,6 +1,7 @@
 //! External authorizers: real gRPC servers that allow, deny, respond late, or respond with invalid
 //! messages, and the gateway's reaction.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -75,6 +76,15 @@ fn answer(path: &str) -> proto::CheckResponse {
 pub(crate) struct AuthorizerCalls {
     last: Mutex<Option<proto::CheckRequest>>,
     checks: AtomicUsize,
+}
+
+impl AuthorizerCalls {
+    /// Returns the headers that the last check showed.
+    pub(crate) fn last_headers(&self) -> HashMap<String, String> {
+        let last = self.last.lock().unwrap().clone().unwrap();
+        let request = last.attributes.unwrap().request.unwrap();
+        request.http.unwrap().headers
+    }
 }
 
 pub(crate) async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {

@@ -286,6 +286,21 @@ async fn policies_compare_the_peer_as_source_and_the_client_as_remote_address() 
 }
 
 #[tokio::test]
+async fn a_connection_whose_port_changed_before_its_header_is_not_relayed() {
+    let proxied = ProxiedFixture::new(EngineSetup::default()).await;
+    let mut slow = TcpStream::connect(proxied.tcp).await.unwrap();
+    // The one worker accepts it no later than this one.
+    assert_eq!(proxied.status(HEADER).await, 200);
+    let accepted = "canal_gateway_accepted_connections_total";
+    proxied.fixture.until(accepted, &[], 2.0).await;
+    proxied.fixture.apply(vec![gateway(&[HTTP])]);
+    // Without the load balancer, the client could write any address.
+    slow.write_all(HEADER).await.unwrap();
+    proxied.refused("no_route", 1.0).await;
+    assert!(matches!(slow.read(&mut [0]).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
 async fn connections_older_than_the_setting_of_their_port_are_misdirected() {
     let proxied = ProxiedFixture::new(EngineSetup::default()).await;
     for (before, header, after) in [(&[][..], &b""[..], &[HTTP][..]), (&[HTTP], HEADER, &[])] {

@@ -180,6 +180,81 @@ async fn a_server_over_http_decides_in_every_version() {
 }
 
 #[tokio::test]
+async fn the_server_and_the_endpoint_receive_the_only_form_of_a_path() {
+    let (origin, server) = (OriginServer::echo().await, http1_server().await);
+    let fixture = fixture(&origin, (&server, AppProtocol::Http1), over_http(0));
+    for over_http2 in [false, true] {
+        let (status, _, body) = get(&fixture, over_http2, "/a/../x//y?q").await;
+        let body = body.to_ascii_lowercase();
+        assert_eq!(status, 200, "{body}");
+        assert!(body.starts_with("get /x/y?q http/1.1"), "{body}");
+        assert!(
+            body.contains("x-check: get /auth/x/y?q http/1.1|"),
+            "{body}"
+        );
+        let (passed, checked) = (origin.requests(), server.requests());
+        for path in ["/a/../no", "//no", "/%6eo", "/no/."] {
+            assert!(
+                matches!(get(&fixture, over_http2, path).await.0, 200 | 401),
+                "{path}"
+            );
+        }
+        assert_eq!(server.requests(), checked + 4);
+        // A server could take what is behind its prefix for another path of its own.
+        for path in ["/../no", "/..%2fno", "/%2e%2e/auth/x"] {
+            assert_eq!(get(&fixture, over_http2, path).await.0, 400, "{path}");
+        }
+        assert_eq!(server.requests(), checked + 4);
+        assert!(origin.requests() <= passed + 1);
+    }
+}
+
+#[tokio::test]
+async fn the_address_of_the_client_is_the_last_that_a_server_receives() {
+    let origin = OriginServer::echo().await;
+    let (server, (grpc, calls)) = (http1_server().await, authorizer().await);
+    let shows = |authorizer| RouteAuthorizer {
+        headers: vec!["x-forwarded-for".to_owned()],
+        ..authorizer
+    };
+    let over_grpc = RouteAuthorizer {
+        protocol: RouteAuthorizerProtocol::Grpc,
+        ..over_http(0)
+    };
+    let fixture_http = fixture(&origin, (&server, AppProtocol::Http1), shows(over_http(0)));
+    let fixture_grpc = fixture(&origin, (&grpc, AppProtocol::Grpc), shows(over_grpc));
+    // The client writes two lines of its own.
+    let all = "192.0.2.9, 192.0.2.8, 127.0.0.1";
+    for over_http2 in [false, true] {
+        for fixture in [&fixture_http, &fixture_grpc] {
+            let body = if over_http2 {
+                let request = Request::get("http://web/x")
+                    .header("x-forwarded-for", "192.0.2.9")
+                    .header("x-forwarded-for", "192.0.2.8");
+                http2::exchange(fixture, request.body(()).unwrap()).await.2
+            } else {
+                let lines = "X-Forwarded-For: 192.0.2.9\r\nX-Forwarded-For: 192.0.2.8\r\n";
+                let request = format!("GET /x HTTP/1.1\r\nHost: web\r\n{lines}\r\n");
+                HttpClient::once(fixture.web, &request).await.text()
+            };
+            let body = body.to_ascii_lowercase();
+            assert!(
+                body.contains(&format!("\nx-forwarded-for: {all}\r\n")),
+                "{body}"
+            );
+            if std::ptr::eq(fixture, &fixture_http) {
+                assert!(
+                    body.contains(&format!("|x-forwarded-for: {all}|")),
+                    "{body}"
+                );
+            } else {
+                assert_eq!(calls.last_headers()["x-forwarded-for"], all);
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_connection_to_an_authorizer_carries_several_checks() {
     let (origin, server) = (OriginServer::echo().await, http1_server().await);
     let fixture = fixture(&origin, (&server, AppProtocol::Http1), over_http(0));
