@@ -117,16 +117,17 @@ pub enum WithheldReason {
 }
 
 impl WithheldReason {
-    /// Returns whether the state exceeds a share of the tenant, or a whole limit. The objects of such
-    /// a state may be valid, and may have been in force before the controller started.
-    pub fn is_excess(self) -> bool {
+    /// Returns whether the state may have been in force before the controller started: it exceeds a
+    /// share of the tenant or a whole limit, or this version of the controller fails on it.
+    pub fn may_have_been_in_force(self) -> bool {
         match self {
             Self::ConfigurationBytes
             | Self::CompiledBytes
             | Self::CompiledResources
             | Self::RouteTableBytes
-            | Self::CompileTime => true,
-            Self::Clash | Self::Panic => false,
+            | Self::CompileTime
+            | Self::Panic => true,
+            Self::Clash => false,
         }
     }
 
@@ -408,14 +409,24 @@ impl Preparer {
             ),
             fix: "if that lasts, delete or shorten objects".into(),
         };
+        self.uncompiled(
+            sources,
+            Objection::new(WithheldReason::CompileTime, finding),
+        )
+    }
+
+    /// Returns the state of a tenant that was not compiled: its claims, and nothing else.
+    fn uncompiled(&self, sources: &TenantSources, objection: Objection) -> ValidatedTenant {
         let max = compile_allowance(&self.limits, &sources.name);
+        let mut compiled = sources.uncompiled();
+        // What the controller failed on may be the claims themselves; then there are none.
+        if let Ok(claims) = catch_panic(|| sources.claims(max)) {
+            compiled.claims = claims;
+        }
         ValidatedTenant {
-            compiled: CompiledTenant {
-                claims: sources.claims(max),
-                ..sources.uncompiled()
-            },
+            compiled,
             size: CompiledSize::default(),
-            objections: vec![Objection::new(WithheldReason::CompileTime, finding)],
+            objections: vec![objection],
         }
     }
 
@@ -473,12 +484,7 @@ impl Preparer {
             Ok(compiled) => compiled,
             // The fault keeps the earlier state in force.
             Err(fault) => {
-                let objections = vec![Objection::new(WithheldReason::Panic, *fault)];
-                return ValidatedTenant {
-                    compiled: sources.uncompiled(),
-                    size: CompiledSize::default(),
-                    objections,
-                };
+                return self.uncompiled(sources, Objection::new(WithheldReason::Panic, *fault));
             }
         };
         let excess = excesses(&self.limits, &sources.name, size, max);
