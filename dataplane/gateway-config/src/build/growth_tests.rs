@@ -5,7 +5,7 @@ use canal_model::program::*;
 
 use super::*;
 use crate::EndpointSetId;
-use crate::testing::{key, service, tenant, workload};
+use crate::testing::{first_precedence, forward_to, key, route, service, tenant, workload};
 
 /// A workload that serves port 80 at this target port.
 fn serving(target_port: u16, of: &str) -> Arc<Resource> {
@@ -18,6 +18,8 @@ fn serving(target_port: u16, of: &str) -> Arc<Resource> {
 
 /// A rule of a service that leads to another one and has a broken match.
 fn rule(of: &str, to: &str) -> Arc<Resource> {
+    let broken = PathMatch::Regex("(".into());
+    let matched = (first_precedence(), broken);
     Arc::new(Resource::Route(RouteRule {
         key: RouteKey {
             tenant: "t".parse().unwrap(),
@@ -28,28 +30,7 @@ fn rule(of: &str, to: &str) -> Arc<Resource> {
         },
         parent: key(of),
         parent_port: Some(80),
-        hosts: vec![],
-        matches: vec![HttpMatch {
-            precedence: crate::testing::first_precedence(),
-            path: PathMatch::Regex("(".into()),
-            method: None,
-            headers: vec![],
-            query: vec![],
-        }],
-        filters: None,
-        attempts: None,
-        faults: None,
-        cors: None,
-        mirrors: Vec::new(),
-        action: RouteAction::Split(vec![Backend {
-            weight: 1,
-            filters: None,
-            target: BackendTarget::Service {
-                service: key(to),
-                port: 80,
-                subset: [("version".to_owned(), to.to_owned())].into(),
-            },
-        }]),
+        ..route(key(of), "r", matched, forward_to(to, to))
     }))
 }
 
