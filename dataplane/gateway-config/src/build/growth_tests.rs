@@ -21,14 +21,6 @@ fn rule(of: &str, to: &str) -> Arc<Resource> {
     let broken = PathMatch::Regex("(".into());
     let matched = (first_precedence(), broken);
     Arc::new(Resource::Route(RouteRule {
-        key: RouteKey {
-            tenant: "t".parse().unwrap(),
-            kind: "HTTPRoute".into(),
-            namespace: "ns".parse().unwrap(),
-            name: "r".parse().unwrap(),
-            rule: "0".into(),
-        },
-        parent: key(of),
         parent_port: Some(80),
         ..route(key(of), "r", matched, forward_to(to, to))
     }))
@@ -105,7 +97,8 @@ fn services_under_ever_new_names_leave_nothing_behind() {
     assert_eq!(builder.snapshot.sets.len(), 3);
     assert_eq!(builder.set_uses.len(), 0);
     assert_eq!((builder.faults.len(), builder.terminated.len()), (0, 0));
-    assert!(builder.workloads.is_empty() && builder.withheld.is_empty());
+    assert_eq!(builder.workloads.uids().count(), 0);
+    assert!(builder.withheld.is_empty());
 }
 
 #[test]
@@ -173,13 +166,14 @@ fn a_workload_has_ids_only_of_the_ports_that_it_serves() {
     );
     for port in 8081..8181 {
         builder.apply(&[serving(port, "a")], &[], Generation(4));
-        assert_eq!(builder.workloads["t/ns/w"].ids.len(), 1);
+        let workload = builder.workloads.get(&"t".parse().unwrap(), "t/ns/w");
+        assert_eq!(workload.unwrap().ids.len(), 1);
     }
     let back = builder.apply(&[serving(8080, "a")], &[], Generation(5));
     assert_ne!(endpoint_id(&back, "a"), endpoint_id(&first, "a"));
     // A removed workload's IDs are part of it, so no others are looked at.
     builder.apply(&[], &gone(&all[2..]), Generation(6));
-    assert!(builder.workloads.is_empty());
+    assert_eq!(builder.workloads.uids().count(), 0);
     let again = builder.apply(&all[2..], &[], Generation(7));
     assert_ne!(endpoint_id(&again, "a"), endpoint_id(&back, "a"));
 }
