@@ -109,19 +109,22 @@ impl LastCompile {
             basis: None,
         };
         let is_reusable = !budget.has_refused() && last.is_reusable();
-        last.basis = parts.filter(|_| is_reusable).map(|(services, direct)| {
-            let resources = &last.output.resources;
-            let begin = resources.partition_point(|it| lower::precedes_routes(it));
-            let count = resources[begin..].partition_point(|it| route_of(it).is_some());
-            RouteBasis {
-                references: RouteReferences::new(input, services),
-                graph: RouteGraph::new(input.tenant, input.documents),
-                direct,
-                used: budget.used(),
-                comparisons: budget.comparisons(),
-                routes: begin..begin + count,
-            }
-        });
+        last.basis = parts
+            .filter(|_| is_reusable)
+            .and_then(|(services, direct)| {
+                let graph = RouteGraph::new(input.tenant, input.documents)?;
+                let resources = &last.output.resources;
+                let begin = resources.partition_point(|it| lower::precedes_routes(it));
+                let count = resources[begin..].partition_point(|it| route_of(it).is_some());
+                Some(RouteBasis {
+                    references: RouteReferences::new(input, services),
+                    graph,
+                    direct,
+                    used: budget.used(),
+                    comparisons: budget.comparisons(),
+                    routes: begin..begin + count,
+                })
+            });
         last
     }
 

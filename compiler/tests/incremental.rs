@@ -1,27 +1,27 @@
 //! After every edit the incremental compiler gives what a compile of the whole tenant gives: equal
 //! resources, diagnostics, size and everything else.
 
+mod edits;
+
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
+use canal_compiler::limits::{DELEGATION_COMPARISONS_PER_TENANT_MAX, DIAGNOSTICS_OF_SEVERITY_MAX};
 use canal_compiler::resource_budget::CompiledSize;
 use canal_compiler::{
     CompileInput, CompileOutput, IncrementalCompiler, Recompiled, compile_within, service_keys,
 };
-use canal_generated_policies::routing::cases;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
-use canal_model::policy::istio::Delegate;
-use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
-use canal_model::policy::{Document, Object, Timestamp};
+use canal_model::policy::Document;
 use canal_model::program::{Resource, RouteAction};
 use proptest::prelude::*;
-use proptest::sample::Index;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::limits::{BACKEND, BASE};
+use crate::limits::BASE;
 use crate::properties::{golden_texts, mutated_lines};
+use crate::regex_limits::{regex_route, service_parents};
+use edits::{GeneratedEdits, apply, edited_tenants};
 
 /// A tenant that is edited and compiled again and again.
 struct EditedTenant {
@@ -32,6 +32,7 @@ struct EditedTenant {
     compiler: IncrementalCompiler,
     /// The resources of the last compile.
     resources: Vec<Arc<Resource>>,
+    size: CompiledSize,
     /// Compiles in which not the whole tenant was compiled.
     partial: usize,
     compiles: usize,
@@ -46,6 +47,7 @@ impl EditedTenant {
             max: CompiledSize::UNLIMITED,
             compiler: IncrementalCompiler::default(),
             resources: Vec::new(),
+            size: CompiledSize::default(),
             partial: 0,
             compiles: 0,
         }
@@ -116,155 +118,20 @@ impl EditedTenant {
             );
         }
         self.resources = found.output().resources.clone();
+        self.size = found.output().size;
     }
-}
-
-/// One edit of a tenant: what is done, and to which documents.
-#[derive(Debug, Clone)]
-struct Edit {
-    what: u8,
-    at: Index,
-    other: Index,
-}
-
-fn edits() -> impl Strategy<Value = Vec<Edit>> {
-    let edit = (0..40u8, any::<Index>(), any::<Index>());
-    let edit = edit.prop_map(|(what, at, other)| Edit { what, at, other });
-    prop::collection::vec(edit, 1..16)
-}
-
-fn is_route(document: &Document) -> bool {
-    matches!(
-        document.object,
-        Object::HttpRoute(_) | Object::GrpcRoute(_) | Object::VirtualService(_)
-    )
-}
-
-/// Makes an edit; `pool` has other versions of the objects. Most edits are of routes, in place:
-/// after any other edit the compiler compiles the whole tenant, so that the comparison shows
-/// nothing. Nobody measured the weights; `most_edits_of_routes_compile_only_routes` bounds them.
-fn apply(documents: &mut Vec<Arc<Document>>, pool: &[Arc<Document>], edit: &Edit) {
-    let routes: Vec<usize> = (0..documents.len())
-        .filter(|at| is_route(&documents[*at]))
-        .collect();
-    let route = (!routes.is_empty()).then(|| routes[edit.at.index(routes.len())]);
-    let offered: Vec<&Arc<Document>> = pool.iter().filter(|it| is_route(it)).collect();
-    match (edit.what, route) {
-        (0..=17, _) if !offered.is_empty() => {
-            put(documents, offered[edit.at.index(offered.len())], edit.other)
-        }
-        (18..=22, Some(at)) => drop(documents.remove(at)),
-        // A file that is read again has new documents, also of what did not change.
-        (23..=24, _) => {
-            let first = edit.at.index(documents.len());
-            for document in &mut documents[first..] {
-                let mut moved = (**document).clone();
-                moved.origin.line += u32::from(edit.what == 24);
-                *document = Arc::new(moved);
-            }
-        }
-        (25..=27, Some(at)) => edit_object(&mut documents[at], |object| {
-            // Few times, so that routes often are of the same age.
-            let at = Timestamp(edit.other.index(4) as u64);
-            match object {
-                Object::HttpRoute(it) => it.metadata.creation_timestamp = Some(at),
-                Object::GrpcRoute(it) => it.metadata.creation_timestamp = Some(at),
-                Object::VirtualService(it) => it.metadata.creation_timestamp = Some(at),
-                // `is_route` selects these three kinds only.
-                _ => {}
-            }
-        }),
-        (28..=32, Some(at)) => edit_object(&mut documents[at], |object| {
-            if let Object::VirtualService(it) = object {
-                delegate(it, edit.other.index(8));
-            }
-        }),
-        (33, _) => {
-            let middle = edit.at.index(documents.len());
-            documents.rotate_left(middle);
-        }
-        (34, _) => {
-            let copy = documents[edit.at.index(documents.len())].clone();
-            documents.insert(edit.other.index(documents.len()), copy);
-        }
-        (35, _) => {
-            for document in documents.iter_mut() {
-                edit_object(document, |object| {
-                    if let Object::Service(it) = object {
-                        let wanted = (edit.at.index(2) == 0).to_string();
-                        let annotations = &mut it.metadata.annotations;
-                        annotations.insert(DIRECT_ANNOTATION.to_owned(), wanted);
-                    }
-                });
-            }
-        }
-        (36, _) => drop(documents.remove(edit.at.index(documents.len()))),
-        (37.., _) => put(documents, &pool[edit.at.index(pool.len())], edit.other),
-        // Without a route there is none to edit, and the pool may offer none.
-        _ => {}
-    }
-}
-
-/// Replaces the object with the same key, or adds the document.
-fn put(documents: &mut Vec<Arc<Document>>, document: &Arc<Document>, place: Index) {
-    let key = document.object.key();
-    match documents.iter().position(|it| it.object.key() == key) {
-        Some(at) => documents[at] = document.clone(),
-        None => documents.insert(place.index(documents.len() + 1), document.clone()),
-    }
-}
-
-fn edit_object(document: &mut Arc<Document>, edit: impl FnOnce(&mut Object)) {
-    let mut edited = (**document).clone();
-    edit(&mut edited.object);
-    *document = Arc::new(edited);
-}
-
-/// Makes a VirtualService a delegate, or one that delegates to another.
-fn delegate(route: &mut canal_model::policy::istio::VirtualService, choice: usize) {
-    let spec = &mut route.spec;
-    match choice {
-        0..=2 => spec.hosts.clear(),
-        3 => spec.gateways = vec!["edge".to_owned()],
-        _ => {
-            for rule in spec.http.iter_mut().take(choice - 3) {
-                rule.delegate = Some(Delegate {
-                    name: format!("vs-{}", choice % 3).parse().unwrap(),
-                    namespace: None,
-                });
-                rule.route.clear();
-                rule.redirect = None;
-                rule.direct_response = None;
-            }
-        }
-    }
-}
-
-/// A generated tenant, other versions of its objects, and edits of it.
-fn edited_tenants() -> impl Strategy<Value = (Vec<Vec<Arc<Document>>>, Vec<Edit>, Option<u64>)> {
-    let versions = prop::collection::vec(cases(), 4);
-    let versions = versions.prop_map(|all| all.into_iter().map(|it| it.documents).collect());
-    (
-        versions,
-        edits(),
-        prop::option::weighted(0.2, 1_000..400_000u64),
-    )
 }
 
 /// Edits a generated tenant, and compares the results after every edit.
-fn check_edits(
-    versions: &[Vec<Arc<Document>>],
-    edits: &[Edit],
-    max: Option<u64>,
-) -> (usize, usize) {
-    let pool: Vec<Arc<Document>> = versions.iter().flatten().cloned().collect();
-    let mut edited = EditedTenant::new(versions[0].clone());
-    if let Some(bytes) = max {
-        edited.max.route_table_bytes = bytes;
-    }
+fn check_edits(generated: &GeneratedEdits) -> (usize, usize) {
+    let mut edited = EditedTenant::new(generated.documents.clone());
     edited.check();
-    for edit in edits {
-        apply(&mut edited.documents, &pool, edit);
+    if let Some(scarce) = &generated.scarce {
+        edited.max = scarce.beyond(edited.size);
+        edited.check();
+    }
+    for edit in &generated.edits {
+        apply(&mut edited.documents, &generated.pool, edit);
         // Every third edit is compiled together with the next one.
         if edit.other.index(3) > 0 && !edited.documents.is_empty() {
             edited.check();
@@ -280,8 +147,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn edits_compile_as_the_whole_tenant_does((versions, edits, max) in edited_tenants()) {
-        check_edits(&versions, &edits, max);
+    fn edits_compile_as_the_whole_tenant_does(generated in edited_tenants()) {
+        check_edits(&generated);
     }
 
     #[test]
@@ -305,8 +172,8 @@ fn most_edits_of_routes_compile_only_routes() {
     let mut runner = TestRunner::deterministic();
     let (mut partial, mut compiles) = (0, 0);
     for _ in 0..100 {
-        let (versions, edits, _) = edited_tenants().new_tree(&mut runner).unwrap().current();
-        let (own, all) = check_edits(&versions, &edits, None);
+        let generated = edited_tenants().new_tree(&mut runner).unwrap().current();
+        let (own, all) = check_edits(&generated);
         partial += own;
         compiles += all;
     }
@@ -321,20 +188,7 @@ fn routes_that_share_a_limit_are_compiled_together() {
         format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{name: http, port: 80}}]}}\n---\n")
     });
     let of = |name: &str, services: &[&str], count: usize| {
-        let parents = services
-            .iter()
-            .map(|service| format!("{{group: '', kind: Service, name: {service}}}"));
-        let parents = parents.collect::<Vec<_>>().join(", ");
-        let mut text = format!(
-            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
-        );
-        for number in 0..count {
-            // A Service has room for fewer than 200 of these expressions, so some of its rules
-            // refuse.
-            let value = format!("/{number}(abc|d[e-z]){{300}}");
-            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
-        }
-        text + "---\n"
+        regex_route(name, &service_parents(services), count)
     };
     let documents = |counts: [usize; 3]| -> Vec<Arc<Document>> {
         let routes = of("a", &["web"], counts[0])
@@ -363,4 +217,71 @@ fn routes_that_share_a_limit_are_compiled_together() {
     assert_eq!(refused(&edited), full);
     // All four edits are of routes alone, so each is compiled partially.
     assert!(full > 1 && edited.partial == 4, "{full} {}", edited.partial);
+}
+
+fn parsed(text: &str) -> Vec<Arc<Document>> {
+    let parsed = canal_sources::parse("limits.yaml", text);
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    parsed.documents.into_iter().map(Arc::new).collect()
+}
+
+/// Two states that differ in one route: the first is within a limit of the tenant, and the second
+/// exceeds it by the sum of independent routes.
+fn check_limit(first: [&str; 2], second: [&str; 2]) {
+    // An object that did not change is the same document, as in the controller.
+    let kept = parsed(&(BASE.to_owned() + first[0]));
+    let of = |text: &str| kept.iter().cloned().chain(parsed(text)).collect();
+    let mut edited = EditedTenant::new(of(first[1]));
+    edited.check();
+    for text in [second[0], second[1], first[1]] {
+        edited.documents = of(text);
+        edited.check();
+    }
+    assert!(edited.partial >= 1, "{}", edited.partial);
+}
+
+const OTHER_SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\n\
+    spec: {clusterIP: None, ports: [{name: http, port: 80}]}\n---\n";
+
+/// Independent delegates share the comparisons that merging may cost.
+#[test]
+fn comparisons_of_independent_delegates_are_counted_together() {
+    // Lists beyond their own limit are counted, but not compared, so that the test is quick.
+    let of = |service: &str, roots: usize, leaves: usize| {
+        let matches = |count: usize| vec!["{}"; count].join(", ");
+        let (roots, leaves) = (matches(roots), matches(leaves));
+        let head = "apiVersion: networking.istio.io/v1\nkind: VirtualService\n";
+        format!(
+            "{head}metadata: {{name: {service}}}\nspec: {{hosts: [{service}], http: [{{match: [{roots}], delegate: {{name: of-{service}}}}}]}}\n---\n\
+             {head}metadata: {{name: of-{service}}}\nspec: {{http: [{{match: [{leaves}], route: [{{destination: {{host: web}}}}]}}]}}\n---\n"
+        )
+    };
+    let half = DELEGATION_COMPARISONS_PER_TENANT_MAX / 2;
+    let kept = OTHER_SERVICE.to_owned() + &of("web", half / 1_100, 1_090);
+    check_limit(
+        [&kept, &of("other", 100, 100)],
+        [&of("other", 100, 101), &of("other", half / 1_100, 1_110)],
+    );
+}
+
+/// Diagnostics are left out by their number in the whole tenant.
+#[test]
+fn diagnostics_of_independent_routes_are_counted_together() {
+    let of = |service: &str, errors: usize| {
+        let rules = (0..errors).collect::<Vec<_>>();
+        let rules = rules.chunks(250).map(|backends| {
+            let backends = vec!["{name: gone, port: 80}"; backends.len()].join(", ");
+            format!("  - backendRefs: [{backends}]\n")
+        });
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {service}}}\nspec:\n  parentRefs: [{}]\n  rules:\n{}---\n",
+            service_parents(&[service]),
+            rules.collect::<String>()
+        )
+    };
+    let kept = OTHER_SERVICE.to_owned() + &of("web", DIAGNOSTICS_OF_SEVERITY_MAX - 10);
+    check_limit(
+        [&kept, &of("other", 5)],
+        [&of("other", 6), &of("other", 20)],
+    );
 }

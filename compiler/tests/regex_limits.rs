@@ -10,20 +10,38 @@ use canal_model::program::{RouteAction, RouteRule};
 use crate::limits::{BACKEND, BASE, output, route, routes};
 use crate::parsed_tenant::ParsedTenant;
 
+/// Returns the rules of an HTTPRoute, each with one regular expression. 200 of them need more memory
+/// than the rules of a Service may take.
+fn regex_rules(count: usize) -> String {
+    let mut spec = String::from("  rules:\n");
+    for number in 0..count {
+        let value = format!("/{number}(abc|d[e-z]){{300}}");
+        writeln!(spec, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+    }
+    spec
+}
+
+/// Returns an HTTPRoute with these parents and so many regular expressions.
+pub(crate) fn regex_route(name: &str, parents: &str, count: usize) -> String {
+    let rules = regex_rules(count);
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n{rules}---\n"
+    )
+}
+
+/// Returns the references of a route to these Services as its parents.
+pub(crate) fn service_parents(services: &[&str]) -> String {
+    let parents = services.iter();
+    let parents = parents.map(|name| format!("{{group: '', kind: Service, name: {name}}}"));
+    parents.collect::<Vec<_>>().join(", ")
+}
+
 #[test]
 fn regular_expressions_of_a_service() {
     // Each expression is small, but all together exceed the limit. The first ones continue to work.
-    let rules = |count: usize| {
-        let mut spec = String::from("  rules:\n");
-        for number in 0..count {
-            let value = format!("/{number}(abc|d[e-z]){{300}}");
-            writeln!(spec, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
-        }
-        route(&spec)
-    };
-    let few = output(&rules(2));
+    let few = output(&route(&regex_rules(2)));
     assert_eq!(few.diagnostics, []);
-    let many = output(&rules(200));
+    let many = output(&route(&regex_rules(200)));
     let refused = routes(&many)
         .iter()
         .filter(|rule| matches!(rule.action, RouteAction::Refuse { .. }))
@@ -46,18 +64,7 @@ fn regular_expressions_of_one_service_spend_none_of_another() {
     let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\n\
         spec: {clusterIP: 192.168.0.77, ports: [{name: http, port: 80}]}\n---\n";
     let of = |name: &str, services: &[&str], count: usize| {
-        let parents = services
-            .iter()
-            .map(|service| format!("{{group: '', kind: Service, name: {service}}}"));
-        let parents = parents.collect::<Vec<_>>().join(", ");
-        let mut text = format!(
-            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
-        );
-        for number in 0..count {
-            let value = format!("/{number}(abc|d[e-z]){{300}}");
-            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
-        }
-        text + "---\n"
+        regex_route(name, &service_parents(services), count)
     };
     let refused = |text: &str, service: &str| {
         let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{other}{text}"));
@@ -85,19 +92,10 @@ fn regular_expressions_of_one_service_spend_none_of_another() {
 fn regular_expressions_of_a_gateway_spend_none_of_a_service() {
     let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge}\n\
         spec: {gatewayClassName: canal, listeners: [{name: a, port: 80, protocol: HTTP}]}\n---\n";
-    let of = |name: &str, parents: &str, count: usize| {
-        let mut text = format!(
-            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
-        );
-        for number in 0..count {
-            let value = format!("/{number}(abc|d[e-z]){{300}}");
-            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
-        }
-        text + "---\n"
-    };
     // The first route uses up the Gateway's memory; the second is on the Service too.
-    let both = "{name: edge}, {group: '', kind: Service, name: web}";
-    let text = gateway.to_owned() + &of("a", "{name: edge}", 200) + &of("b", both, 2);
+    let both = format!("{{name: edge}}, {}", service_parents(&["web"]));
+    let routes = regex_route("a", "{name: edge}", 200) + &regex_route("b", &both, 2);
+    let text = gateway.to_owned() + &routes;
     let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{text}"));
     let (ir, diagnostics) = build_ir(&tenant.input());
     let ir = ir.unwrap();

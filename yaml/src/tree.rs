@@ -8,7 +8,9 @@ use std::collections::{HashMap, HashSet};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Span, Tag};
 
-use crate::limits::{ALIASED_NODES_MAX, DEPTH_MAX};
+use crate::limits::{
+    ALIASED_BYTES_MAX, ALIASED_NODES_MAX, ANCHORED_BYTES_MAX, ANCHORED_NODES_MAX, DEPTH_MAX,
+};
 use crate::scalar;
 
 /// A line and column inside a document, counted from 1.
@@ -163,12 +165,42 @@ struct PartialNode {
     merges: Vec<YamlNode>,
 }
 
+/// The size of copied trees.
+#[derive(Default)]
+struct CopySize {
+    nodes: usize,
+    /// Bytes of texts and of names of fields.
+    bytes: usize,
+}
+
+impl CopySize {
+    fn add(&mut self, node: &YamlNode) {
+        self.nodes += 1;
+        self.bytes += node.scalar_text().map_or(0, str::len);
+        match &node.value {
+            YamlValue::List(items) => items.iter().for_each(|item| self.add(item)),
+            YamlValue::Map(entries) => {
+                for (key, item) in entries {
+                    self.bytes += key.name.len();
+                    self.add(item);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn exceeds(&self, nodes: usize, bytes: usize) -> bool {
+        self.nodes > nodes || self.bytes > bytes
+    }
+}
+
 #[derive(Default)]
 struct TreeBuilder {
     ids: u32,
     open: Vec<PartialNode>,
     anchors: HashMap<usize, YamlNode>,
-    aliased: usize,
+    anchored: CopySize,
+    aliased: CopySize,
     root: Option<YamlNode>,
 }
 
@@ -192,15 +224,16 @@ impl TreeBuilder {
                 };
                 // The parser does not expand aliases. Counting the copies limits "billion laughs"
                 // documents.
+                self.aliased.add(target);
+                if self.aliased.exceeds(ALIASED_NODES_MAX, ALIASED_BYTES_MAX) {
+                    let problem = format!(
+                        "aliases repeat more than {ALIASED_NODES_MAX} values or {ALIASED_BYTES_MAX} bytes"
+                    );
+                    return refuse(at, problem);
+                }
                 let mut copy = target.clone();
                 copy.spot = at;
-                self.aliased += self.renumber(&mut copy);
-                if self.aliased > ALIASED_NODES_MAX {
-                    return refuse(
-                        at,
-                        format!("aliases repeat more than {ALIASED_NODES_MAX} values"),
-                    );
-                }
+                self.renumber(&mut copy);
                 self.add_node(copy, 0)
             }
             _ => Ok(()),
@@ -212,16 +245,16 @@ impl TreeBuilder {
         self.ids - 1
     }
 
-    /// Gives the nodes of a copied tree new ids. Returns the number of nodes.
-    fn renumber(&mut self, node: &mut YamlNode) -> usize {
+    /// Gives the nodes of a copied tree new ids.
+    fn renumber(&mut self, node: &mut YamlNode) {
         node.id = self.next_id();
-        1 + match &mut node.value {
-            YamlValue::List(items) => items.iter_mut().map(|item| self.renumber(item)).sum(),
-            YamlValue::Map(entries) => entries
-                .iter_mut()
-                .map(|(_, item)| self.renumber(item))
-                .sum(),
-            _ => 0,
+        match &mut node.value {
+            YamlValue::List(items) => items.iter_mut().for_each(|item| self.renumber(item)),
+            YamlValue::Map(entries) => {
+                let items = entries.iter_mut().map(|(_, item)| item);
+                items.for_each(|item| self.renumber(item));
+            }
+            _ => {}
         }
     }
 
@@ -342,6 +375,16 @@ impl TreeBuilder {
     /// Adds a complete value to the open list or map, or makes it the root.
     fn add_node(&mut self, node: YamlNode, anchor: usize) -> Result<(), SyntaxError> {
         if anchor != 0 {
+            self.anchored.add(&node);
+            if self
+                .anchored
+                .exceeds(ANCHORED_NODES_MAX, ANCHORED_BYTES_MAX)
+            {
+                let problem = format!(
+                    "anchors mark more than {ANCHORED_NODES_MAX} values or {ANCHORED_BYTES_MAX} bytes"
+                );
+                return refuse(node.spot, problem);
+            }
             self.anchors.insert(anchor, node.clone());
         }
         let Some(open) = self.open.last_mut() else {
@@ -508,5 +551,45 @@ mod tests {
                 .problem
                 .contains("aliases repeat")
         );
+    }
+
+    #[test]
+    fn bytes_that_aliases_repeat_are_limited() {
+        let text = |length: usize, count: usize| {
+            let aliases = vec!["*a"; count].join(", ");
+            format!("a: &a {}\nb: [{aliases}]\n", "x".repeat(length))
+        };
+        let half = ALIASED_BYTES_MAX / 2;
+        assert!(parse(&text(half, 2)).is_ok());
+        for text in [
+            text(half, 3),
+            text(half + 1, 2),
+            // Names of fields are copied too.
+            format!(
+                "a: &a {{{}: 1}}\nb: [{}]\n",
+                "x".repeat(900),
+                vec!["*a"; 1200].join(", ")
+            ),
+        ] {
+            let problem = parse(&text).unwrap_err().problem;
+            assert!(problem.contains("aliases repeat"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn nodes_and_bytes_that_anchors_mark_are_limited() {
+        // Each level is copied with everything inside it.
+        let nested = |levels: usize, inner: &str| {
+            let begin: String = (0..levels).map(|level| format!("&a{level} [")).collect();
+            format!("{begin}{inner}{}", "]".repeat(levels))
+        };
+        let values = vec!["1"; 10_000].join(", ");
+        assert!(parse(&nested(9, &values)).is_ok());
+        let many = parse(&nested(10, &values)).unwrap_err();
+        let long = "x".repeat(ANCHORED_BYTES_MAX / 8);
+        assert!(parse(&nested(8, &long)).is_ok());
+        for error in [many, parse(&nested(9, &long)).unwrap_err()] {
+            assert!(error.problem.contains("anchors mark"), "{error:?}");
+        }
     }
 }

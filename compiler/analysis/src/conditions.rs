@@ -15,6 +15,18 @@ use canal_model::diagnostic::Diagnostic;
 use canal_model::policy::gateway_api::ParentRef;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
+/// Maximum bytes of a message; the rest is cut off.
+/// A problem may repeat a text of the tenant, of megabytes, and a route has it at each parent.
+/// Kubernetes allows 32 KiB. Nobody measured this value.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+/// Maximum number of parents of a route that have conditions (Gateway API allows 32).
+/// Each is compared with everything that is reported of the route. Nobody measured this value.
+pub const PARENTS_MAX: usize = 256;
+
+fn shortened(message: &str) -> Arc<str> {
+    message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)].into()
+}
+
 /// One condition of an object, of a listener or of a route at a parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusCondition {
@@ -22,8 +34,9 @@ pub struct StatusCondition {
     pub kind: &'static str,
     pub is_true: bool,
     pub reason: &'static str,
-    /// Description of the problem; empty if there is none.
-    pub message: String,
+    /// Description of the problem, shortened to [`MESSAGE_BYTES_MAX`]; empty if there is none. The
+    /// parents of a route share it.
+    pub message: Arc<str>,
 }
 
 impl StatusCondition {
@@ -32,7 +45,7 @@ impl StatusCondition {
             kind,
             is_true: true,
             reason,
-            message: String::new(),
+            message: Arc::default(),
         }
     }
 
@@ -42,12 +55,12 @@ impl StatusCondition {
         Self::negative(kind, "Pending", message)
     }
 
-    fn negative(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
+    fn negative(kind: &'static str, reason: &'static str, message: impl AsRef<str>) -> Self {
         Self {
             kind,
             is_true: false,
             reason,
-            message: message.into(),
+            message: shortened(message.as_ref()),
         }
     }
 }

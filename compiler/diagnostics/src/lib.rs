@@ -18,6 +18,11 @@ use canal_ir::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 /// time comes after as many more.
 const COMPACT_AT: usize = 4 * DIAGNOSTICS_OF_SEVERITY_MAX;
 
+/// Maximum bytes of each text of a diagnostic; the rest is cut off.
+/// A problem may repeat a text of the tenant, of megabytes, and is reported once for each Service that
+/// it concerns. The longest sentences have a few hundred bytes.
+pub const DIAGNOSTIC_TEXT_BYTES_MAX: usize = 4096;
+
 /// The diagnostics of one compile.
 #[derive(Default)]
 pub struct DiagnosticCollector {
@@ -75,7 +80,20 @@ impl DiagnosticCollector {
     }
 
     /// Adds a diagnostic of another crate.
-    pub fn add(&mut self, diagnostic: Diagnostic) {
+    pub fn add(&mut self, mut diagnostic: Diagnostic) {
+        let Diagnostic {
+            field,
+            problem,
+            fix,
+            ..
+        } = &mut diagnostic;
+        for text in [field, problem, fix] {
+            if text.len() > DIAGNOSTIC_TEXT_BYTES_MAX {
+                text.truncate(text.floor_char_boundary(DIAGNOSTIC_TEXT_BYTES_MAX));
+                // Truncating a text keeps its memory.
+                text.shrink_to_fit();
+            }
+        }
         self.diagnostics.push(diagnostic);
         if self.diagnostics.len() >= COMPACT_AT {
             self.compact();
@@ -203,5 +221,33 @@ impl<T> Sourced<'_, T> {
         faults
             .find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field))
             .map(|fault| fault.problem.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_of_a_diagnostic_are_short() {
+        let mut report = DiagnosticCollector::default();
+        for text in ["é".repeat(DIAGNOSTIC_TEXT_BYTES_MAX), "short".to_owned()] {
+            report.add(Diagnostic {
+                severity: Severity::Warning,
+                code: DiagnosticCode::InvalidValue,
+                origin: None,
+                object: None,
+                field: text.clone(),
+                problem: format!("a{text}"),
+                fix: text,
+            });
+        }
+        let found = report.into_sorted();
+        let texts = found.iter().map(|it| [&it.field, &it.problem, &it.fix]);
+        let lengths: Vec<_> = texts.map(|texts| texts.map(String::len)).collect();
+        // One byte less where the limit is inside a character.
+        let max = DIAGNOSTIC_TEXT_BYTES_MAX;
+        assert_eq!(lengths, [[max, max - 1, max], [5, 6, 5]]);
+        assert!(found[0].problem.capacity() < 2 * max);
     }
 }

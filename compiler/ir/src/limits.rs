@@ -83,8 +83,9 @@ pub const OFFLOAD_PREFERENCES_PER_TENANT_MAX: usize = 1024;
 /// All 1,024 preferences can be compared with about 1,000 workloads, as many as one full node has.
 pub const OFFLOAD_COMPARISONS_PER_TENANT_MAX: usize = 1_000_000;
 /// Maximum number of comparisons that merging the delegates of one tenant's VirtualServices may
-/// cost: matches of the rule that delegates times those of the delegate's rule, for each host and
-/// Gateway. One takes about 160 ns, so that all take less than a second.
+/// cost: matches and conditions of the rule that delegates times those of the delegate's rule, and the
+/// copies of both rules, for each host and Gateway. One takes about 160 ns, so that all take less than
+/// a second.
 pub const DELEGATION_COMPARISONS_PER_TENANT_MAX: usize = 4_000_000;
 /// Maximum number of TrafficPriorities of one tenant.
 /// Nobody measured this value.

@@ -55,12 +55,7 @@ pub fn resolve(
     for sourced in declared {
         let RequestAuthentication { metadata, spec } = sourced.object;
         let mut reading = PolicyResolver::new(sourced, report);
-        let written = TargetSelector {
-            metadata,
-            selector: spec.selector.as_ref(),
-            target_ref: spec.target_ref.as_ref(),
-            target_refs: spec.target_refs.as_deref(),
-        };
+        let written = TargetSelector::from(sourced.object);
         let targets = targets(tenant, &written, named, &mut reading);
         let mut rules = Vec::new();
         if spec.jwt_rules.len() > JWT_RULES_MAX {

@@ -82,12 +82,7 @@ fn read(
 ) -> (Authorization, Vec<PolicyTarget>) {
     let AuthorizationPolicy { metadata, spec } = sourced.object;
     let mut reading = PolicyResolver::new(sourced, report);
-    let written = TargetSelector {
-        metadata,
-        selector: spec.selector.as_ref(),
-        target_ref: spec.target_ref.as_ref(),
-        target_refs: spec.target_refs.as_deref(),
-    };
+    let written = TargetSelector::from(sourced.object);
     let targets = targets(&known.tenant.name, &written, known.targets, &mut reading);
     let dry_run = dry_run(&mut reading);
     let action = action(known, &mut reading);

@@ -9,7 +9,9 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::gateway_service;
 use canal_model::policy::Metadata;
-use canal_model::policy::istio_security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
+use canal_model::policy::istio_security::{
+    AuthorizationPolicy, PolicyTargetRef, ROOT_NAMESPACES, RequestAuthentication, WorkloadSelector,
+};
 use canal_model::program::{Labels, Service};
 
 use crate::PolicyResolver;
@@ -21,6 +23,30 @@ pub(crate) struct TargetSelector<'a> {
     pub(crate) selector: Option<&'a WorkloadSelector>,
     pub(crate) target_ref: Option<&'a PolicyTargetRef>,
     pub(crate) target_refs: Option<&'a [PolicyTargetRef]>,
+}
+
+impl<'a> From<&'a AuthorizationPolicy> for TargetSelector<'a> {
+    fn from(policy: &'a AuthorizationPolicy) -> Self {
+        let AuthorizationPolicy { metadata, spec } = policy;
+        Self {
+            metadata,
+            selector: spec.selector.as_ref(),
+            target_ref: spec.target_ref.as_ref(),
+            target_refs: spec.target_refs.as_deref(),
+        }
+    }
+}
+
+impl<'a> From<&'a RequestAuthentication> for TargetSelector<'a> {
+    fn from(policy: &'a RequestAuthentication) -> Self {
+        let RequestAuthentication { metadata, spec } = policy;
+        Self {
+            metadata,
+            selector: spec.selector.as_ref(),
+            target_ref: spec.target_ref.as_ref(),
+            target_refs: spec.target_refs.as_deref(),
+        }
+    }
 }
 
 /// What policies may name as their targets.

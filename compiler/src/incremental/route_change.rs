@@ -269,7 +269,7 @@ impl RouteGraph {
         documents: &DocumentChanges,
     ) -> Option<BTreeSet<RouteLink>> {
         let mut links = BTreeSet::new();
-        let mut grpc_routes = 0_isize;
+        let (mut grpc_routes, mut added) = (0_isize, 0);
         for (key, change) in &documents.changed {
             let known = self.get(key);
             // A second object with the same key has no effect but a diagnostic.
@@ -283,8 +283,14 @@ impl RouteGraph {
             }
             if let Some(after) = &change.after {
                 let route = LinkedRoute::of(tenant, after).filter(|it| !it.is_on_gateway)?;
+                added += route.links.len();
                 links.extend(route.links);
             }
+        }
+        // The links of the routes before the change are counted too, which only makes the whole tenant
+        // be compiled a little earlier.
+        if !self.has_room_for(added) {
+            return None;
         }
         // The listeners of Gateways depend on whether there is any GRPCRoute.
         let count = self.grpc_routes().checked_add_signed(grpc_routes)?;

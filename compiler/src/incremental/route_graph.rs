@@ -12,8 +12,15 @@ use canal_model::policy::istio::VirtualService;
 use canal_model::policy::{Document, Metadata, Object, ObjectKey, ObjectKind};
 
 use super::document_changes::DocumentChanges;
+use crate::limits::HOSTS_PER_ROUTE_MAX;
 use crate::names;
 use crate::resolve::parent_service;
+
+/// Maximum number of links of a tenant's routes. A tenant with more has no graph, so that the whole
+/// tenant is compiled for each change.
+/// A few bytes of text are a link, which takes about half a kilobyte as long as the tenant exists: so
+/// these are 64 MiB. 100,000 routes may have one parent each.
+const LINKS_PER_TENANT_MAX: usize = 131_072;
 
 /// What routes have in common if one of them can change the other's rules.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +46,8 @@ pub(super) struct LinkedRoute {
 pub(super) struct RouteGraph {
     routes: BTreeMap<ObjectKey, LinkedRoute>,
     linked: BTreeMap<RouteLink, BTreeSet<ObjectKey>>,
+    /// Number of the links of all routes.
+    links: usize,
     grpc_routes: usize,
 }
 
@@ -80,7 +89,8 @@ fn of_parents(
 
 fn of_virtual_service(tenant: &TenantName, route: &VirtualService) -> (BTreeSet<RouteLink>, bool) {
     let own = &route.metadata.namespace;
-    let hosts = route.spec.hosts.iter();
+    // Further hosts are left out.
+    let hosts = route.spec.hosts.iter().take(HOSTS_PER_ROUTE_MAX);
     let services = hosts.filter_map(|host| names::service(tenant, own, host));
     let rules = route.spec.http.iter();
     let delegates = rules.filter_map(|rule| rule.delegate.as_ref());
@@ -95,15 +105,23 @@ fn of_virtual_service(tenant: &TenantName, route: &VirtualService) -> (BTreeSet<
 }
 
 impl RouteGraph {
-    /// Reads the routes among the documents of a tenant.
-    pub(super) fn new(tenant: &TenantName, documents: &[Arc<Document>]) -> Self {
+    /// Reads the routes among the documents of a tenant; `None` if they have too many links.
+    pub(super) fn new(tenant: &TenantName, documents: &[Arc<Document>]) -> Option<Self> {
         let mut graph = Self::default();
         for document in documents {
             if let Some(route) = LinkedRoute::of(tenant, document) {
+                if !graph.has_room_for(route.links.len()) {
+                    return None;
+                }
                 graph.insert(document.object.key(), route);
             }
         }
-        graph
+        Some(graph)
+    }
+
+    /// Returns whether the routes may have so many links more.
+    pub(super) fn has_room_for(&self, links: usize) -> bool {
+        self.links + links <= LINKS_PER_TENANT_MAX
     }
 
     pub(super) fn get(&self, key: &ObjectKey) -> Option<&LinkedRoute> {
@@ -133,6 +151,7 @@ impl RouteGraph {
             let linked = self.linked.entry(link.clone()).or_default();
             linked.insert(key.clone());
         }
+        self.links += route.links.len();
         self.grpc_routes += usize::from(key.kind == ObjectKind::GrpcRoute);
         self.routes.insert(key, route);
     }
@@ -142,6 +161,7 @@ impl RouteGraph {
         let Some(route) = self.routes.remove(key) else {
             return;
         };
+        self.links -= route.links.len();
         self.grpc_routes -= usize::from(key.kind == ObjectKind::GrpcRoute);
         for link in &route.links {
             let Some(linked) = self.linked.get_mut(link) else {
@@ -180,5 +200,53 @@ impl RouteGraph {
             }
         }
         Some((routes, reached))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::policy::istio::VirtualServiceSpec;
+
+    use super::*;
+
+    /// Returns a VirtualService with one host more than it may have.
+    fn largest(number: usize) -> Arc<Document> {
+        let hosts = (0..=HOSTS_PER_ROUTE_MAX).map(|at| format!("s-{at}"));
+        let spec = VirtualServiceSpec {
+            hosts: hosts.collect(),
+            ..VirtualServiceSpec::default()
+        };
+        let metadata = Metadata {
+            name: format!("vs-{number}").parse().unwrap(),
+            namespace: "shop".parse().unwrap(),
+            labels: Default::default(),
+            annotations: Default::default(),
+            creation_timestamp: None,
+            deletion_timestamp: None,
+        };
+        Arc::new(Document {
+            object: Object::VirtualService(VirtualService { metadata, spec }),
+            origin: canal_model::diagnostic::SourceLocation {
+                file: "a.yaml".into(),
+                line: 1,
+                column: 1,
+            },
+            text: "".into(),
+            faults: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_tenant_with_too_many_links_has_no_graph() {
+        let tenant: TenantName = "alpha".parse().unwrap();
+        // One link more for the object itself.
+        let count = LINKS_PER_TENANT_MAX / (HOSTS_PER_ROUTE_MAX + 1);
+        let mut documents: Vec<_> = (0..count).map(largest).collect();
+        let graph = RouteGraph::new(&tenant, &documents).unwrap();
+        assert_eq!(graph.links, count * (HOSTS_PER_ROUTE_MAX + 1));
+        let rest = LINKS_PER_TENANT_MAX - graph.links;
+        assert!(graph.has_room_for(rest) && !graph.has_room_for(rest + 1));
+        documents.push(largest(count));
+        assert!(RouteGraph::new(&tenant, &documents).is_none());
     }
 }

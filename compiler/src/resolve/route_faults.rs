@@ -78,6 +78,8 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
                 // follows has no effect.
                 let problem = format!("{percent} is not a percentage from 0 to 100");
                 rule.broken("fault.delay.percent", FieldIssue::new("", problem, fix));
+                // The author wrote a part of the requests, so nothing is missing.
+                percentage.as_ref()?;
             }
             Some(fraction) => {
                 let problem = "the field is deprecated; it holds where percentage is not written";

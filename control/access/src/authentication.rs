@@ -23,6 +23,15 @@ pub struct AuthenticatedClient {
 }
 
 impl AuthenticatedClient {
+    /// Creates a client whose token nobody knows.
+    #[cfg(test)]
+    pub(crate) fn new(principal: Principal) -> Self {
+        Self {
+            principal,
+            token: TokenHash::of(""),
+        }
+    }
+
     /// Returns the client of a request that an [`Authenticator`] has let through.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod connection;
 mod listener;
 pub mod principals;
 pub mod shares;
+mod unread_answers;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,6 +22,7 @@ pub use listener::{
 };
 pub use principals::{Principals, principal_name};
 pub use shares::{SharedCapacities, TenantLimits, holder_of};
+pub use unread_answers::{CountedAnswers, UNREAD_ANSWER_BYTES_MAX, UnreadAnswers};
 
 /// Returns the current time in seconds since 1970.
 pub fn now_seconds() -> u64 {

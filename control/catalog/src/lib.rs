@@ -36,10 +36,6 @@ pub use resource_table::ResourceTable;
 /// Nobody measured this value. It bounds the log of a tenant whose small changes never fill
 /// [`LOG_BYTES_MAX`].
 pub const LOG_DELTAS_MAX: usize = 1024;
-/// Maximum number of changed resources in all deltas of a tenant's log.
-/// A record of a change takes 40 bytes, so that [`LOG_BYTES_MAX`] is reached first, at about 52,000
-/// changes.
-pub const LOG_CHANGES_MAX: usize = 100_000;
 /// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed
 /// resources.
 /// A replaced resource counts at least `RESOURCE_BYTES`, so that at most 4,096 of them are kept. The
@@ -515,14 +511,11 @@ impl TenantCatalog {
 
     /// Removes the oldest deltas until the log is within its limits.
     fn trim(&mut self) {
-        let mut touches: usize = self.log.iter().map(|d| d.touches.len()).sum();
         let mut bytes: usize = self.log.iter().map(|d| d.bytes).sum();
-        while self.log.len() > LOG_DELTAS_MAX || touches > LOG_CHANGES_MAX || bytes > LOG_BYTES_MAX
-        {
+        while self.log.len() > LOG_DELTAS_MAX || bytes > LOG_BYTES_MAX {
             let Some(oldest) = self.log.pop_front() else {
                 return;
             };
-            touches -= oldest.touches.len();
             bytes -= oldest.bytes;
             self.floor = oldest.generation;
         }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use canal_access::admission::{self, Sources};
-use canal_access::{ControlListener, ListenError};
+use canal_access::{ControlListener, ListenError, UnreadAnswers};
 use canal_ca::ControllerCa;
 use canal_fleet::FleetService;
 use canal_json_api::{JsonApi, JsonApiLimits};
@@ -219,7 +219,8 @@ async fn serve(
         accounts,
         parts.stopping.clone(),
     ));
-    let json = json_api(&services.admin, &parts, &limits);
+    let answers = UnreadAnswers::new(parts.metrics.clone());
+    let json = json_api(&services.admin, &parts, &limits, &answers);
     let admin = AdminServer::from_arc(services.admin)
         .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
@@ -238,9 +239,12 @@ async fn serve(
         .add_service(InterceptedService::new(certificates, clients.interceptor()))
         .add_service(InterceptedService::new(fleet, clients.interceptor()))
         .add_service(InterceptedService::new(observations, clients.interceptor()))
-        .add_service(InterceptedService::new(admin, clients.interceptor()))
+        .add_service(InterceptedService::new(
+            answers.counted(admin),
+            answers.interceptor(clients.interceptor()),
+        ))
         // The pages for browsers authenticate by themselves, with the same interceptor.
-        .add_service(json);
+        .add_service(answers.counted(json));
     let stopping = parts.stopping.clone();
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
         stopping.cancelled().await
@@ -257,6 +261,7 @@ fn json_api(
     admin: &Arc<AdminService>,
     parts: &ControllerParts,
     limits: &ControllerLimits,
+    answers: &UnreadAnswers,
 ) -> JsonApi<AdminService, impl Interceptor + Clone + Send + Sync + 'static + use<>> {
     let limits = JsonApiLimits {
         request_bytes: limits.request_bytes,
@@ -265,7 +270,7 @@ fn json_api(
     let metrics = parts.metrics.clone();
     JsonApi::new(
         admin.clone(),
-        parts.clients.interceptor(),
+        answers.interceptor(parts.clients.interceptor()),
         limits,
         move |refusal| metrics.refuse(refusal.name()),
     )

@@ -699,8 +699,8 @@ impl CatalogWriter {
             return compiled;
         }
         let has = |is: fn(WithheldReason) -> bool| objections.iter().any(|it| is(it.reason));
-        let (is_excess, is_clash) = (
-            has(WithheldReason::is_excess),
+        let (may_have_been_in_force, is_clash) = (
+            has(WithheldReason::may_have_been_in_force),
             has(|reason| reason == WithheldReason::Clash),
         );
         // Every later change is objected to again; only the first is logged.
@@ -727,7 +727,7 @@ impl CatalogWriter {
         }));
         // After a start the controller does not know which state was in force, so data planes must
         // keep theirs. A reduced share therefore removes nothing from them.
-        compiled.complete &= before.is_some() || !is_excess;
+        compiled.complete &= before.is_some() || !may_have_been_in_force;
         // `publish_all` adds the planner's and the controller's own resources.
         let own_resources = |b: &Arc<TenantCatalog>| {
             b.entries
@@ -741,7 +741,7 @@ impl CatalogWriter {
             Some(b) => b.claims.clone(),
             // The state in force before the start may be this one, so no other tenant may take its
             // claims.
-            None if is_excess && !is_clash => compiled.claims,
+            None if may_have_been_in_force && !is_clash => compiled.claims,
             None => TenantClaims {
                 tenant: name.clone(),
                 isolation: None,

@@ -23,9 +23,12 @@ const REPLICAS_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time to wait for edges, which report five times a second.
 /// An edge sends ten reports meanwhile, of which one suffices.
 const EDGES_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of sessions of one client that are shown.
-/// The paths of each are queried one after the other, and may cost [`EDGES_TIMEOUT`] each: about
-/// two minutes at most, if edges are silent. The rest is left out.
+/// Time to wait for edges in all, after which sessions are shown without the paths of silent edges.
+/// The command line waits 60 s for the answer, and the paths of each session are queried one after
+/// the other. Nobody measured this value.
+const ALL_EDGES_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of sessions of one client that are shown; the rest is left out. Nobody measured
+/// this value.
 const SHOWN_MAX: usize = 64;
 
 /// A session of the tenant on one replica.
@@ -125,6 +128,7 @@ pub async fn find_sessions(
         .map(ToString::to_string)
         .collect();
     let mut sessions = Vec::new();
+    let until = Instant::now() + ALL_EDGES_TIMEOUT;
     for owned in decide_owned(&found, &names.services)
         .into_iter()
         .take(SHOWN_MAX)
@@ -138,7 +142,8 @@ pub async fn find_sessions(
             .ok_or_else(too_many)?;
         // An AZ whose edges do not report is shown without paths, and is not waited for.
         let edges = names.edges.get(&az).cloned().unwrap_or_default();
-        wait(fleet, EDGES_TIMEOUT, || {
+        let left = until.saturating_duration_since(Instant::now());
+        wait(fleet, left.min(EDGES_TIMEOUT), || {
             edges.iter().all(|name| queried.paths().contains_key(name))
         })
         .await;

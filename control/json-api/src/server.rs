@@ -145,9 +145,11 @@ where
         let limits = self.limits;
         let on_refusal = self.on_refusal.clone();
         Box::pin(async move {
+            let mut of_request = Extensions::new();
             let outcome = match authenticated {
                 Ok(request) => {
                     let (metadata, extensions, ()) = request.into_parts();
+                    of_request = extensions.clone();
                     let operator = RequestContext {
                         metadata,
                         extensions,
@@ -164,12 +166,16 @@ where
                 }
                 Err(status) => Err(status.into()),
             };
-            Ok(outcome.unwrap_or_else(|error| {
+            let mut response = outcome.unwrap_or_else(|error| {
                 if let Some(refusal) = error.refusal {
                     on_refusal(refusal);
                 }
                 error.response()
-            }))
+            });
+            // The layer around this service counts the answer for the client that the interceptor put
+            // there.
+            response.extensions_mut().extend(of_request);
+            Ok(response)
         })
     }
 }

@@ -307,7 +307,7 @@ fn set_addresses(
             true => "AddressNotUsable",
             false => "AddressNotAssigned",
         };
-        programmed.message = placed.unmet_constraints.join("; ");
+        programmed.message = placed.unmet_constraints.join("; ").into();
     }
     addresses
 }
@@ -349,7 +349,7 @@ fn condition(condition: StatusCondition) -> api::Condition {
         r#type: condition.kind.to_owned(),
         is_true: condition.is_true,
         reason: condition.reason.to_owned(),
-        message: condition.message,
+        message: condition.message.to_string(),
     }
 }
 

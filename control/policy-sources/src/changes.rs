@@ -436,6 +436,24 @@ mod tests {
     }
 
     #[test]
+    fn a_dry_run_needs_no_compiler_that_a_change_uses() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, _ready, _told) = changes(dir.path());
+        let (alpha, preparer) = ("alpha".parse().unwrap(), &changes.preparer);
+        let file = api::File {
+            path: "alpha.yaml".to_owned(),
+            yaml: "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\n\
+                spec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.1.0.0/16]}\n"
+                .to_owned(),
+        };
+        let request = WriteRequest::Diff(vec![file]);
+        let dry_run = || preparer.write(&Basis::default(), &alpha, &request, true, true);
+        // A change of the tenant is being compiled meanwhile.
+        let plan = preparer.compilers.with(&alpha, |_| dry_run()).unwrap().plan;
+        assert!(!plan.is_refused(), "{:?}", plan.diagnostics);
+    }
+
+    #[test]
     fn the_last_content_of_a_folder_stays_when_it_vanishes() {
         let mut waiting = VecDeque::new();
         assert!(!put(&mut waiting, read()));

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use crate::parallel;
 use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
-use crate::tenant_compiler::TenantCompilers;
+use crate::tenant_compiler::{TenantCompiler, TenantCompilers};
 use crate::tenant_sources::TenantSources;
 
 /// The state against which changes are prepared: everything as the catalog writer last committed
@@ -117,16 +117,17 @@ pub enum WithheldReason {
 }
 
 impl WithheldReason {
-    /// Returns whether the state exceeds a share of the tenant, or a whole limit. The objects of such
-    /// a state may be valid, and may have been in force before the controller started.
-    pub fn is_excess(self) -> bool {
+    /// Returns whether the state may have been in force before the controller started: it exceeds a
+    /// share of the tenant or a whole limit, or this version of the controller fails on it.
+    pub fn may_have_been_in_force(self) -> bool {
         match self {
             Self::ConfigurationBytes
             | Self::CompiledBytes
             | Self::CompiledResources
             | Self::RouteTableBytes
-            | Self::CompileTime => true,
-            Self::Clash | Self::Panic => false,
+            | Self::CompileTime
+            | Self::Panic => true,
+            Self::Clash => false,
         }
     }
 
@@ -272,7 +273,7 @@ impl Preparer {
         let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
         // A request that is refused must not use up IDs.
         let ids = self.store.preview_service_ids(&keys, now)?;
-        let mut validated = self.validate(&plan.after, &ids);
+        let mut validated = self.validate(&plan.after, &ids, dry_run);
         // A new tenant had no findings before.
         let was = basis
             .catalog
@@ -293,13 +294,17 @@ impl Preparer {
                 .extend(basis.clashes(&validated.compiled.claims));
         }
         if plan.is_refused() || dry_run || plan.edits.is_empty() {
+            // A tenant that does not come into being must not leave a compiler.
+            if before.is_none() {
+                self.compilers.forget(tenant);
+            }
             return Ok(PreparedWrite { plan, commit: None });
         }
         // Other tenants may have taken the previewed IDs meanwhile. These are assigned to the
         // tenant permanently.
         let bound = self.store.service_ids(&keys, now)?;
         if bound != ids {
-            validated = self.validate(&plan.after, &bound);
+            validated = self.validate(&plan.after, &bound, dry_run);
         }
         let edits = WriteEdits {
             edits: std::mem::take(&mut plan.edits),
@@ -373,7 +378,7 @@ impl Preparer {
             all.iter().cloned().zip(ids).collect(),
             workers,
             timeout,
-            move |(sources, ids)| Some(preparer.validate(sources, ids.as_ref()?)),
+            move |(sources, ids)| Some(preparer.validate(sources, ids.as_ref()?, false)),
         );
         let all = all.into_iter().zip(errors).zip(compiled);
         all.map(|((after, error), compiled)| Prepared {
@@ -408,14 +413,24 @@ impl Preparer {
             ),
             fix: "if that lasts, delete or shorten objects".into(),
         };
+        self.uncompiled(
+            sources,
+            Objection::new(WithheldReason::CompileTime, finding),
+        )
+    }
+
+    /// Returns the state of a tenant that was not compiled: its claims, and nothing else.
+    fn uncompiled(&self, sources: &TenantSources, objection: Objection) -> ValidatedTenant {
         let max = compile_allowance(&self.limits, &sources.name);
+        let mut compiled = sources.uncompiled();
+        // What the controller failed on may be the claims themselves; then there are none.
+        if let Ok(claims) = catch_panic(|| sources.claims(max)) {
+            compiled.claims = claims;
+        }
         ValidatedTenant {
-            compiled: CompiledTenant {
-                claims: sources.claims(max),
-                ..sources.uncompiled()
-            },
+            compiled,
             size: CompiledSize::default(),
-            objections: vec![Objection::new(WithheldReason::CompileTime, finding)],
+            objections: vec![objection],
         }
     }
 
@@ -429,7 +444,7 @@ impl Preparer {
         Prepared {
             name: after.name.clone(),
             before,
-            validated: ids.map(|ids| self.validate(&after, &ids)),
+            validated: ids.map(|ids| self.validate(&after, &ids, false)),
             after: Arc::new(after),
             write: None,
         }
@@ -449,21 +464,23 @@ impl Preparer {
     }
 
     /// Compiles the sources, and checks the size of the result. The work stops at the tenant's
-    /// shares.
+    /// shares. A dry run has a compiler of its own: no change of the tenant waits for it, and the next
+    /// change is compared with the last one and not with the dry run.
     fn validate(
         &self,
         sources: &TenantSources,
         ids: &BTreeMap<ServiceKey, ServiceId>,
+        is_dry_run: bool,
     ) -> ValidatedTenant {
         let begun = Instant::now();
         let max = compile_allowance(&self.limits, &sources.name);
-        let compiled = catch_panic(|| {
-            self.compilers.with(&sources.name, |compiler| {
-                sources.compile(compiler, ids, max)
-            })
+        let compile = |compiler: &mut TenantCompiler| sources.compile(compiler, ids, max);
+        let compiled = catch_panic(|| match is_dry_run {
+            true => compile(&mut TenantCompiler::default()),
+            false => self.compilers.with(&sources.name, compile),
         });
         // A tenant without sources is compiled no more, so its compiler's memory is given back.
-        if sources.is_gone() {
+        if sources.is_gone() && !is_dry_run {
             self.compilers.forget(&sources.name);
         }
         self.metrics.count(metrics::COMPILES, &[]);
@@ -473,12 +490,7 @@ impl Preparer {
             Ok(compiled) => compiled,
             // The fault keeps the earlier state in force.
             Err(fault) => {
-                let objections = vec![Objection::new(WithheldReason::Panic, *fault)];
-                return ValidatedTenant {
-                    compiled: sources.uncompiled(),
-                    size: CompiledSize::default(),
-                    objections,
-                };
+                return self.uncompiled(sources, Objection::new(WithheldReason::Panic, *fault));
             }
         };
         let excess = excesses(&self.limits, &sources.name, size, max);

@@ -12,7 +12,7 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object, ObjectKey};
-use canal_sources::pinpoint;
+use canal_sources::add_positions;
 
 use crate::applied::AppliedObjects;
 use crate::source::{PolicySource, ReadContent, SourceState};
@@ -259,13 +259,9 @@ impl TenantSources {
             .flat_map(|source| source.diagnostics())
             .collect();
         diagnostics.extend(self.shadowed());
-        diagnostics.extend(
-            output
-                .diagnostics
-                .iter()
-                .cloned()
-                .map(|d| placed(d, &documents)),
-        );
+        let mut compiled = output.diagnostics.clone();
+        add_positions(&mut compiled, &documents);
+        diagnostics.extend(compiled);
         // Key sets that no object uses any more are left out.
         diagnostics.extend(
             self.jwks_faults
@@ -388,20 +384,4 @@ fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
         problem: format!("the key set {uri} could not be fetched, so {consequence}: {fault}"),
         fix: "fix the cause in the text; the controller retries by itself".into(),
     }
-}
-
-/// Adds the position of a field to a diagnostic. The compiler has no positions inside objects, so
-/// the field is found in the object's text here.
-fn placed(mut d: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
-    if d.field.is_empty() {
-        return d;
-    }
-    let begins_there = |doc: &&Arc<Document>| {
-        d.origin.as_ref() == Some(&doc.origin) && d.object.as_ref() == Some(&doc.object.key())
-    };
-    let object = documents.iter().find(begins_there);
-    if let Some(document) = object {
-        d.origin = Some(pinpoint(&document.text, &document.origin, &d.field));
-    }
-    d
 }

@@ -22,6 +22,6 @@ mod split;
 mod watch;
 
 pub use directory::{Directory, ScanResult, TenantFiles};
-pub use locate::pinpoint;
+pub use locate::{add_positions, pinpoint};
 pub use read::{ParsedFile, parse};
 pub use watch::{BUSY_MAX, DEBOUNCE, DELAY_MAX, DirectoryWatch, RESCAN_INTERVAL, WatchError};

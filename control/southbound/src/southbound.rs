@@ -157,7 +157,10 @@ impl StreamTask {
                     return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached; fix: stop data planes of the tenant that are not needed")));
                 }
                 changed = principals.changed() => {
-                    if changed.is_err() || !self.shared.clients.is_current(&self.caller) {
+                    if changed.is_err() {
+                        return Err(Status::unavailable("the controller is stopping; fix: connect again"));
+                    }
+                    if !self.shared.clients.is_current(&self.caller) {
                         self.shared.metrics.refuse("revoked");
                         return Err(Status::unauthenticated("the token was revoked; fix: request another one from the provider"));
                     }

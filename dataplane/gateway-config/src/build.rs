@@ -38,6 +38,7 @@ pub(crate) use build_routes::PANICKING;
 use super::endpoint_ids::WorkloadPlace;
 use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
+use super::tenant_workloads::TenantWorkloads;
 use super::throttle::RequestThrottle;
 use super::{
     EndpointIds, FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls,
@@ -107,7 +108,7 @@ pub struct SnapshotBuilder {
     snapshot: Snapshot,
     tenants: HashMap<TenantName, TenantView>,
     services: HashMap<ServiceKey, ServiceState>,
-    workloads: HashMap<String, Arc<WorkloadView>>,
+    workloads: TenantWorkloads,
     policies: HashMap<TenantName, TenantPolicies>,
     terminations: HashMap<(ServiceKey, u16), Termination>,
     key_servers: HashMap<String, KeyServer>,
@@ -149,7 +150,7 @@ impl SnapshotBuilder {
             snapshot: Snapshot::default(),
             tenants: HashMap::default(),
             services: HashMap::default(),
-            workloads: HashMap::default(),
+            workloads: TenantWorkloads::default(),
             policies: HashMap::default(),
             terminations: HashMap::default(),
             key_servers: HashMap::default(),
@@ -393,9 +394,8 @@ impl SnapshotBuilder {
             // the VNI.
             let members: Vec<_> = self
                 .workloads
-                .values()
+                .of(&tenant.name)
                 .map(|w| w.source.clone())
-                .filter(|r| r.tenant() == Some(&tenant.name))
                 .collect();
             members.iter().for_each(|r| self.upsert(r));
         }
@@ -457,18 +457,12 @@ impl SnapshotBuilder {
 
     /// Removes a workload and returns it. Its cost does not depend on the number of workloads.
     fn remove_workload(&mut self, uid: &str) -> Option<Arc<WorkloadView>> {
-        let view = self.workloads.remove(uid)?;
-        let tenant = view
-            .uid
-            .split('/')
-            .next()
-            .and_then(|t| TenantName::new(t).ok());
-        if let Some(tenant) = tenant {
-            let known = &mut self.tenant(&tenant).workloads;
-            for address in &view.addresses {
-                if known.get(address).is_some_and(|w| w.uid == uid) {
-                    known.remove(address);
-                }
+        let tenant = TenantName::new(uid.split('/').next()?).ok()?;
+        let view = self.workloads.remove(&tenant, uid)?;
+        let known = &mut self.tenant(&tenant).workloads;
+        for address in &view.addresses {
+            if known.get(address).is_some_and(|w| w.uid == uid) {
+                known.remove(address);
             }
         }
         for (service, _, _) in &view.serves {
@@ -550,7 +544,7 @@ impl SnapshotBuilder {
             self.state(service).members.insert(view.uid.clone());
             self.touched.members.insert(service.clone());
         }
-        self.workloads.insert(view.uid.clone(), view);
+        self.workloads.insert(&workload.tenant, view);
     }
 
     fn state(&mut self, key: &ServiceKey) -> &mut ServiceState {
@@ -746,7 +740,7 @@ impl SnapshotBuilder {
             .chain(services)
             .chain(
                 self.workloads
-                    .keys()
+                    .uids()
                     .map(|uid| (ResourceKind::Workload, uid.clone())),
             )
             .chain(

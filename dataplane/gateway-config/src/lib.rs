@@ -28,6 +28,7 @@ mod route_reply;
 mod routes;
 mod shards;
 mod tenant_builds;
+mod tenant_workloads;
 mod termination;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -146,6 +146,59 @@ pub fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
     }))
 }
 
+/// Returns the first rule of the HTTPRoute `name`, for all ports of a service, with one match by
+/// path.
+pub fn route(
+    parent: ServiceKey,
+    name: &str,
+    (precedence, path): (Precedence, PathMatch),
+    action: RouteAction,
+) -> RouteRule {
+    RouteRule {
+        key: RouteKey {
+            tenant: parent.tenant.clone(),
+            kind: "HTTPRoute".into(),
+            namespace: parent.namespace.clone(),
+            name: name.parse().unwrap(),
+            rule: "0".into(),
+        },
+        parent,
+        parent_port: None,
+        hosts: vec![],
+        matches: vec![HttpMatch {
+            precedence,
+            path,
+            method: None,
+            headers: vec![],
+            query: vec![],
+        }],
+        filters: None,
+        attempts: None,
+        faults: None,
+        cors: None,
+        mirrors: Vec::new(),
+        action,
+    }
+}
+
+/// Returns the action that forwards all requests to port 80 of a service of tenant `t`, to the
+/// workloads of this version if it is not empty.
+pub fn forward_to(service: &str, version: &str) -> RouteAction {
+    let subset = match version {
+        "" => Labels::new(),
+        _ => [("version".to_owned(), version.to_owned())].into(),
+    };
+    RouteAction::Split(vec![Backend {
+        weight: 1,
+        filters: None,
+        target: BackendTarget::Service {
+            service: key(service),
+            port: 80,
+            subset,
+        },
+    }])
+}
+
 /// Returns a ready workload with one address that serves a service on port 80.
 pub fn workload(name: &str, host: u8, of: &str) -> Arc<Resource> {
     Arc::new(Resource::Workload(Workload {

@@ -111,6 +111,16 @@ impl Surroundings {
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
                 backends.for_each(|backend| self.add_backend(found, namespace, backend));
             }
+            Object::TlsRoute(route) => {
+                self.add_parents(found, namespace, &route.spec.parent_refs);
+                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
+                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+            }
+            Object::TcpRoute(route) => {
+                self.add_parents(found, namespace, &route.spec.parent_refs);
+                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
+                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+            }
             Object::VirtualService(virtual_service) => {
                 for host in &virtual_service.spec.hosts {
                     self.add_host(found, namespace, host, None);

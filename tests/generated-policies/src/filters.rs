@@ -17,6 +17,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 
+use crate::filter_constructors::{grpc, http};
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
 use crate::{cors, mirrors};
 
@@ -27,11 +28,10 @@ const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
 pub(crate) fn of_http_backend(
     backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = RouteBackendRef<HttpRouteFilter>> {
-    let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     let filters = (
         backend_ref.clone(),
         modifiers(),
-        option::weighted(0.1, rewrite),
+        option::weighted(0.1, url_rewrite()),
         // A redirect has the backend refused, so it is the rarest.
         option::weighted(0.02, redirect()),
         mirrors::of_filters(backend_ref),
@@ -39,32 +39,12 @@ pub(crate) fn of_http_backend(
     filters.prop_map(
         |(backend, [request, response], rewrite, redirect, mirrors)| {
             let mut backend = RouteBackendRef::from(backend);
-            let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
-                kind: "RequestMirror".to_owned(),
-                request_mirror: Some(mirror),
-                ..HttpRouteFilter::default()
-            });
-            let request = request.map(|headers| HttpRouteFilter {
-                kind: "RequestHeaderModifier".to_owned(),
-                request_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            let response = response.map(|headers| HttpRouteFilter {
-                kind: "ResponseHeaderModifier".to_owned(),
-                response_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
-                kind: "URLRewrite".to_owned(),
-                url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
-                ..HttpRouteFilter::default()
-            });
+            let mirrors = mirrors.into_iter().map(http::mirror);
+            let request = request.map(http::request_headers);
+            let response = response.map(http::response_headers);
+            let rewrite = rewrite.map(http::url_rewrite);
             // Such a backend is refused.
-            let redirect = redirect.map(|redirect| HttpRouteFilter {
-                kind: "RequestRedirect".to_owned(),
-                request_redirect: Some(redirect),
-                ..HttpRouteFilter::default()
-            });
+            let redirect = redirect.map(http::redirect);
             let filters = [request, response, rewrite, redirect];
             backend.filters = filters.into_iter().flatten().chain(mirrors).collect();
             backend
@@ -78,16 +58,8 @@ pub(crate) fn of_grpc_backend(
 ) -> impl Strategy<Value = RouteBackendRef<GrpcRouteFilter>> {
     (backend_ref, modifiers()).prop_map(|(backend, [request, response])| {
         let mut backend = RouteBackendRef::from(backend);
-        let request = request.map(|headers| GrpcRouteFilter {
-            kind: "RequestHeaderModifier".to_owned(),
-            request_header_modifier: Some(headers),
-            ..GrpcRouteFilter::default()
-        });
-        let response = response.map(|headers| GrpcRouteFilter {
-            kind: "ResponseHeaderModifier".to_owned(),
-            response_header_modifier: Some(headers),
-            ..GrpcRouteFilter::default()
-        });
+        let request = request.map(grpc::request_headers);
+        let response = response.map(grpc::response_headers);
         backend.filters = [request, response].into_iter().flatten().collect();
         backend
     })
@@ -121,21 +93,9 @@ pub(crate) fn of_grpc_route(
         mirrors::of_filters(backend_ref),
     );
     filters.prop_map(|(request, response, mirrors)| {
-        let mirrors = mirrors.into_iter().map(|mirror| GrpcRouteFilter {
-            kind: "RequestMirror".to_owned(),
-            request_mirror: Some(mirror),
-            ..GrpcRouteFilter::default()
-        });
-        let request = request.map(|headers| GrpcRouteFilter {
-            kind: "RequestHeaderModifier".to_owned(),
-            request_header_modifier: Some(headers),
-            ..GrpcRouteFilter::default()
-        });
-        let response = response.map(|headers| GrpcRouteFilter {
-            kind: "ResponseHeaderModifier".to_owned(),
-            response_header_modifier: Some(headers),
-            ..GrpcRouteFilter::default()
-        });
+        let mirrors = mirrors.into_iter().map(grpc::mirror);
+        let request = request.map(grpc::request_headers);
+        let response = response.map(grpc::response_headers);
         let others = [request, response].into_iter().flatten();
         others.chain(mirrors).collect()
     })
@@ -145,13 +105,11 @@ pub(crate) fn of_grpc_route(
 pub(crate) fn of_http_route(
     backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = Vec<HttpRouteFilter>> {
-    // A wildcard is not a host that a request can be rewritten to.
-    let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     // Filters are rare, so that most rules have few and a failing case stays readable.
     let filters = (
         option::weighted(0.2, header_filter()),
         option::weighted(0.1, header_filter()),
-        option::weighted(0.2, rewrite),
+        option::weighted(0.2, url_rewrite()),
         option::weighted(0.15, redirect()),
         option::weighted(0.1, cors::of_http_route()),
         mirrors::of_filters(backend_ref.clone()),
@@ -159,43 +117,15 @@ pub(crate) fn of_http_route(
     );
     filters.prop_map(
         |(request, response, rewrite, redirect, cors, mirrors, auth)| {
-            let auth = auth.map(|auth| HttpRouteFilter {
-                kind: "ExternalAuth".to_owned(),
-                external_auth: Some(auth),
-                ..HttpRouteFilter::default()
-            });
-            let mirrors = mirrors.into_iter().map(|mirror| HttpRouteFilter {
-                kind: "RequestMirror".to_owned(),
-                request_mirror: Some(mirror),
-                ..HttpRouteFilter::default()
-            });
-            let request = request.map(|headers| HttpRouteFilter {
-                kind: "RequestHeaderModifier".to_owned(),
-                request_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            let response = response.map(|headers| HttpRouteFilter {
-                kind: "ResponseHeaderModifier".to_owned(),
-                response_header_modifier: Some(headers),
-                ..HttpRouteFilter::default()
-            });
-            let rewrite = rewrite.map(|(hostname, path)| HttpRouteFilter {
-                kind: "URLRewrite".to_owned(),
-                url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
-                ..HttpRouteFilter::default()
-            });
-            let redirect = redirect.map(|redirect| HttpRouteFilter {
-                kind: "RequestRedirect".to_owned(),
-                request_redirect: Some(redirect),
-                ..HttpRouteFilter::default()
-            });
+            let auth = auth.map(http::external_auth);
+            let mirrors = mirrors.into_iter().map(http::mirror);
+            let request = request.map(http::request_headers);
+            let response = response.map(http::response_headers);
+            let rewrite = rewrite.map(http::url_rewrite);
+            let redirect = redirect.map(http::redirect);
             // A rule with a redirect can have no rewrite.
             let rewrite = rewrite.filter(|_| redirect.is_none());
-            let cors = cors.map(|cors| HttpRouteFilter {
-                kind: "CORS".to_owned(),
-                cors: Some(cors),
-                ..HttpRouteFilter::default()
-            });
+            let cors = cors.map(http::cors);
             let others = [request, response, rewrite, redirect, cors, auth];
             others.into_iter().flatten().chain(mirrors).collect()
         },
@@ -233,6 +163,12 @@ fn external_auth(
                 forward_body,
             },
         )
+}
+
+fn url_rewrite() -> impl Strategy<Value = HttpUrlRewriteFilter> {
+    // A wildcard is not a host that a request can be rewritten to.
+    (option::of(words(&HOSTS[..3])), option::of(path_modifier()))
+        .prop_map(|(hostname, path)| HttpUrlRewriteFilter { hostname, path })
 }
 
 fn redirect() -> impl Strategy<Value = HttpRequestRedirectFilter> {

@@ -10,6 +10,7 @@ mod attempts;
 pub mod authorization;
 mod cors;
 mod faults;
+mod filter_constructors;
 mod filters;
 mod grpc;
 mod mirrors;

@@ -13,7 +13,7 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::ids::TenantName;
 use canal_model::policy::{Document, Object, ObjectKind};
-use canal_sources::pinpoint;
+use canal_sources::add_positions;
 use canal_wire::api::File;
 use clap::{Args, ValueEnum};
 
@@ -222,8 +222,9 @@ fn analyze_tenant(
         .unwrap_or_default();
     let (ir, found) = compiled(&jwks);
     let analyzed = canal_analysis::analyze(&documents, ir.as_ref());
-    let placed = found.into_iter().chain(analyzed);
-    diagnostics.extend(placed.map(|diagnostic| add_position(diagnostic, &documents)));
+    let mut placed: Vec<Diagnostic> = found.into_iter().chain(analyzed).collect();
+    add_positions(&mut placed, &documents);
+    diagnostics.extend(placed);
     Ok(AnalyzedTenant {
         diagnostics,
         objects,
@@ -296,19 +297,6 @@ fn key_sets(ir: &Ir, directories: &[PathBuf]) -> BTreeMap<String, String> {
         Some((uri.clone(), text))
     });
     sets.collect()
-}
-
-/// Adds the position of the field to a diagnostic, which has only that of its object.
-fn add_position(mut diagnostic: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
-    let document = documents.iter().find(|document| {
-        Some(&document.origin) == diagnostic.origin.as_ref()
-            && Some(document.object.key()) == diagnostic.object
-    });
-    if let Some(document) = document.filter(|_| !diagnostic.field.is_empty()) {
-        let origin = pinpoint(&document.text, &document.origin, &diagnostic.field);
-        diagnostic.origin = Some(origin);
-    }
-    diagnostic
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use canal_model::ingress::{ListenerFault, ListenerFaultReason, ListenerProtocol,
 use canal_model::policy::listeners::{Gateway, GatewayListener, ListenerSet};
 use canal_model::policy::{ObjectKey, ObjectKind};
 
-use super::{ListenerConditions, ObjectConditions, ObjectDiagnostics, StatusCondition};
+use super::{ListenerConditions, ObjectConditions, ObjectDiagnostics, StatusCondition, shortened};
 
 /// Group of the objects of Gateway API.
 const GROUP: &str = "gateway.networking.k8s.io";
@@ -124,7 +124,7 @@ pub(super) fn of_gateway(
     // Gateway API asks for this condition only while clients without valid certificates are served.
     if let Some(insecure) = own.find(|it| it.code == Code::InsecureClientValidation) {
         conditions.push(StatusCondition {
-            message: insecure.problem.clone(),
+            message: shortened(&insecure.problem),
             ..StatusCondition::positive("InsecureFrontendValidationMode", "ConfigurationChanged")
         });
     }

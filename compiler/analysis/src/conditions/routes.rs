@@ -1,13 +1,17 @@
 //! Conditions of routes at each of their parents.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::ObjectKey;
 use canal_model::policy::gateway_api::ParentRef;
 
-use super::{ObjectConditions, ObjectDiagnostics, ParentConditions, StatusCondition, is_within};
+use super::{
+    ObjectConditions, ObjectDiagnostics, PARENTS_MAX, ParentConditions, StatusCondition, is_within,
+    shortened,
+};
 
 pub(super) fn of_route(
     object: ObjectKey,
@@ -17,20 +21,24 @@ pub(super) fn of_route(
 ) -> ObjectConditions {
     let resolved = resolved(found);
     let validity = RouteValidity::of(found, rules);
-    let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
-        let own = of_parent(at, found)?;
-        let accepted = own
-            .iter()
-            .find_map(|it| rejection(it))
-            .unwrap_or_else(|| validity.accepted());
-        let mut conditions = vec![accepted, resolved.clone()];
-        conditions.extend(validity.partially_invalid());
-        Some(ParentConditions {
-            index: at,
-            parent: name_of(parent, &object),
-            conditions,
-        })
-    });
+    let parents = parents
+        .iter()
+        .take(PARENTS_MAX)
+        .enumerate()
+        .filter_map(|(at, parent)| {
+            let own = of_parent(at, found)?;
+            let accepted = own
+                .iter()
+                .find_map(|it| rejection(it))
+                .unwrap_or_else(|| validity.accepted());
+            let mut conditions = vec![accepted, resolved.clone()];
+            conditions.extend(validity.partially_invalid());
+            Some(ParentConditions {
+                index: at,
+                parent: name_of(parent, &object),
+                conditions,
+            })
+        });
     let parents = parents.collect();
     ObjectConditions {
         object,
@@ -47,14 +55,18 @@ pub(super) fn pending(
     parents: &[ParentRef],
     found: &ObjectDiagnostics<'_>,
 ) -> ObjectConditions {
-    let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
-        of_parent(at, found)?;
-        Some(ParentConditions {
-            index: at,
-            parent: name_of(parent, &object),
-            conditions: vec![StatusCondition::pending("Accepted")],
-        })
-    });
+    let parents = parents
+        .iter()
+        .take(PARENTS_MAX)
+        .enumerate()
+        .filter_map(|(at, parent)| {
+            of_parent(at, found)?;
+            Some(ParentConditions {
+                index: at,
+                parent: name_of(parent, &object),
+                conditions: vec![StatusCondition::pending("Accepted")],
+            })
+        });
     let parents = parents.collect();
     ObjectConditions {
         object,
@@ -99,7 +111,7 @@ fn rejection(found: &Diagnostic) -> Option<StatusCondition> {
     Some(StatusCondition::negative(
         "Accepted",
         reason,
-        found.problem.clone(),
+        &found.problem,
     ))
 }
 
@@ -110,7 +122,7 @@ fn resolved(found: &ObjectDiagnostics<'_>) -> StatusCondition {
         Some(("ResolvedRefs", reason)) => Some(StatusCondition::negative(
             "ResolvedRefs",
             reason,
-            it.problem.clone(),
+            &it.problem,
         )),
         _ => None,
     });
@@ -119,8 +131,8 @@ fn resolved(found: &ObjectDiagnostics<'_>) -> StatusCondition {
 
 /// Which rules of a route are valid.
 struct RouteValidity {
-    /// The first problem that breaks a rule or the whole route.
-    problem: Option<String>,
+    /// The first problem that breaks a rule or the whole route, which all parents share.
+    problem: Option<Arc<str>>,
     is_any_valid: bool,
 }
 
@@ -143,7 +155,7 @@ impl RouteValidity {
             if !field.starts_with("spec") || is_within(field, "spec.parentRefs") {
                 continue;
             }
-            problem.get_or_insert_with(|| format!("{field}: {text}"));
+            problem.get_or_insert_with(|| shortened(&format!("{field}: {text}")));
             match rule_of(field) {
                 Some(rule) => drop(broken.insert(rule)),
                 None => is_whole_broken = true,
@@ -159,7 +171,12 @@ impl RouteValidity {
     fn accepted(&self) -> StatusCondition {
         match &self.problem {
             Some(problem) if !self.is_any_valid => {
-                StatusCondition::negative("Accepted", "UnsupportedValue", problem.clone())
+                let condition = StatusCondition::negative("Accepted", "UnsupportedValue", "");
+                let message = problem.clone();
+                StatusCondition {
+                    message,
+                    ..condition
+                }
             }
             _ => StatusCondition::positive("Accepted", "Accepted"),
         }
@@ -170,7 +187,8 @@ impl RouteValidity {
         let problem = self.problem.as_ref().filter(|_| self.is_any_valid)?;
         Some(StatusCondition {
             is_true: true,
-            ..StatusCondition::negative("PartiallyInvalid", "UnsupportedValue", problem.clone())
+            message: problem.clone(),
+            ..StatusCondition::negative("PartiallyInvalid", "UnsupportedValue", "")
         })
     }
 }
@@ -179,4 +197,56 @@ impl RouteValidity {
 fn rule_of(field: &str) -> Option<usize> {
     let (at, _) = field.strip_prefix("spec.rules[")?.split_once(']')?;
     at.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::policy::{Document, Object};
+
+    use super::super::MESSAGE_BYTES_MAX;
+    use super::*;
+
+    #[test]
+    fn a_route_with_many_parents_and_a_long_problem_has_small_conditions() {
+        let parents = vec!["{name: edge}"; PARENTS_MAX + 1].join(", ");
+        let text = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: a}}\n\
+             spec: {{parentRefs: [{parents}], rules: [{{backendRefs: [{{name: web, port: 80}}]}}]}}\n"
+        );
+        let parsed = canal_sources::parse("a.yaml", &text);
+        assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+        let document: &Document = &parsed.documents[0];
+        let Object::HttpRoute(route) = &document.object else {
+            panic!("{document:?}")
+        };
+        let problem = |code, field: &str| Diagnostic {
+            severity: Severity::Error,
+            code,
+            origin: None,
+            object: Some(document.object.key()),
+            field: field.to_owned(),
+            problem: "é".repeat(MESSAGE_BYTES_MAX),
+            fix: String::new(),
+        };
+        let reported = [
+            problem(Code::UnresolvedBackend, "spec.rules[0].backendRefs[0].name"),
+            problem(Code::LimitExceeded, "spec.rules"),
+        ];
+        let own: Vec<&Diagnostic> = reported.iter().collect();
+        let found = ObjectDiagnostics {
+            document,
+            own: &own,
+        };
+        let conditions = of_route(document.object.key(), &route.spec.parent_refs, 1, &found);
+        assert_eq!(conditions.parents.len(), PARENTS_MAX);
+        let [first, .., last] = conditions.parents.as_slice() else {
+            panic!("{conditions}")
+        };
+        assert_eq!(first.conditions.len(), 2);
+        for (one, other) in first.conditions.iter().zip(&last.conditions) {
+            assert!(!one.is_true && one.message.len() > MESSAGE_BYTES_MAX / 2);
+            assert!(one.message.len() <= MESSAGE_BYTES_MAX);
+            assert!(Arc::ptr_eq(&one.message, &other.message), "it is shared");
+        }
+    }
 }

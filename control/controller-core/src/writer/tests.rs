@@ -254,6 +254,16 @@ fn a_withheld_state_leaves_everything_of_the_former_in_force() {
 /// After a start the controller does not know whether such a state was in force before.
 #[test]
 fn a_state_that_exceeds_a_limit_at_the_start_keeps_its_claims() {
+    check_claims_at_the_start(WithheldReason::CompileTime);
+}
+
+/// A new version of the controller may fail on what was in force.
+#[test]
+fn a_state_on_which_the_controller_fails_at_the_start_keeps_its_claims() {
+    check_claims_at_the_start(WithheldReason::Panic);
+}
+
+fn check_claims_at_the_start(reason: WithheldReason) {
     let fixture = WriterFixture::new();
     let finding = *fixture
         .preparer
@@ -268,7 +278,7 @@ fn a_state_that_exceeds_a_limit_at_the_start_keeps_its_claims() {
     let mut first = preparer.first_sources(first.into(), 2, FIRST_COMPILE_TIMEOUT);
     let order: Vec<_> = first.iter().map(|it| it.name.to_string()).collect();
     assert_eq!(order, names);
-    let objection = Objection::new(WithheldReason::CompileTime, finding);
+    let objection = Objection::new(reason, finding);
     first[0]
         .validated
         .as_mut()

@@ -35,12 +35,12 @@ pub(super) struct ConditionsTurns {
     /// Each request takes one permit while it is compiled. Permits go to requests in the order in
     /// which they began to wait, of which each tenant has one at most: so tenants take turns.
     compiling: Arc<Semaphore>,
-    tenants: Mutex<BTreeMap<TenantName, TenantQueue>>,
+    tenants: Mutex<BTreeMap<TenantName, ConditionsQueue>>,
 }
 
 /// The requests of one tenant.
 #[derive(Debug)]
-struct TenantQueue {
+struct ConditionsQueue {
     open: usize,
     /// Has one permit, which a request keeps from before its compilation until its answer was read.
     answer: Arc<Semaphore>,
@@ -80,7 +80,7 @@ impl ConditionsTurns {
         })
     }
 
-    fn tenants(&self) -> MutexGuard<'_, BTreeMap<TenantName, TenantQueue>> {
+    fn tenants(&self) -> MutexGuard<'_, BTreeMap<TenantName, ConditionsQueue>> {
         // No code panics between two writes to the map.
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +129,7 @@ impl ConditionsTurns {
         let mut tenants = self.tenants();
         let queue = tenants
             .entry(tenant.clone())
-            .or_insert_with(|| TenantQueue {
+            .or_insert_with(|| ConditionsQueue {
                 open: 0,
                 answer: Arc::new(Semaphore::new(1)),
             });
@@ -166,7 +166,7 @@ mod tests {
     }
 
     /// A request that was sent, and the sender that ends its work when it is dropped.
-    struct SentRequest {
+    struct BlockedRequest {
         task: JoinHandle<Outcome>,
         end: mpsc::Sender<()>,
     }
@@ -182,7 +182,7 @@ mod tests {
         }
 
         /// Sends a request and lets it come as far as it can.
-        async fn send(&self, tenant: &str) -> SentRequest {
+        async fn send(&self, tenant: &str) -> BlockedRequest {
             let tenant: TenantName = tenant.parse().unwrap();
             let turns = self.turns.clone();
             let (begun, running, most) =
@@ -200,7 +200,7 @@ mod tests {
                 turns.run(&tenant, begin).await.map(|((), permit)| permit)
             });
             self.poll_all().await;
-            SentRequest { task, end }
+            BlockedRequest { task, end }
         }
 
         /// Lets all tasks run until they wait. The test's runtime has one thread, so that few passes
@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    impl SentRequest {
+    impl BlockedRequest {
         /// Ends the work and returns the result of the request.
         async fn finish(self) -> Outcome {
             drop(self.end);

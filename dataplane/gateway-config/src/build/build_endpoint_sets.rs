@@ -211,7 +211,7 @@ impl SnapshotBuilder {
         for workload in state
             .members
             .iter()
-            .filter_map(|uid| self.workloads.get(uid))
+            .filter_map(|uid| self.workloads.get(&key.tenant, uid))
         {
             // Only ready workloads of the subset that serve this port are endpoints.
             let chosen = workload.ready && is_in_subset(workload, subset);

@@ -199,7 +199,13 @@ impl SnapshotBuilder {
             all.any(|it| is_same(old, it))
         };
         let ListenerCertificates { built, clients, .. } = &mut self.listener_certificates;
-        built.retain(|(of, name), _| of != key || is_listed(name));
+        // The range has the listeners of this Gateway alone, and not those of all tenants.
+        let own = built.range((key.clone(), String::new())..);
+        let own = own.map(|(at, _)| at).take_while(|(of, _)| of == key);
+        let gone: Vec<_> = own.filter(|(_, name)| !is_listed(name)).cloned().collect();
+        for at in &gone {
+            built.remove(at);
+        }
         if let Some(known) = clients.get_mut(key) {
             known.retain(|(old, _)| is_validation(old));
             if known.is_empty() {

@@ -115,11 +115,7 @@ impl SnapshotBuilder {
                 touched.members.insert(gateway.clone());
             }
             let concerned = |w: &WorkloadView| is_target(&w.namespace, &w.labels);
-            for workload in self
-                .workloads
-                .values()
-                .filter(|w| w.source.tenant() == Some(tenant) && concerned(w))
-            {
+            for workload in self.workloads.of(tenant).filter(|w| concerned(w)) {
                 touched
                     .members
                     .extend(workload.serves.iter().map(|(service, ..)| service.clone()));

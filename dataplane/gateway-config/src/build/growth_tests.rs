@@ -5,7 +5,7 @@ use canal_model::program::*;
 
 use super::*;
 use crate::EndpointSetId;
-use crate::testing::{key, service, tenant, workload};
+use crate::testing::{first_precedence, forward_to, key, route, service, tenant, workload};
 
 /// A workload that serves port 80 at this target port.
 fn serving(target_port: u16, of: &str) -> Arc<Resource> {
@@ -18,38 +18,11 @@ fn serving(target_port: u16, of: &str) -> Arc<Resource> {
 
 /// A rule of a service that leads to another one and has a broken match.
 fn rule(of: &str, to: &str) -> Arc<Resource> {
+    let broken = PathMatch::Regex("(".into());
+    let matched = (first_precedence(), broken);
     Arc::new(Resource::Route(RouteRule {
-        key: RouteKey {
-            tenant: "t".parse().unwrap(),
-            kind: "HTTPRoute".into(),
-            namespace: "ns".parse().unwrap(),
-            name: "r".parse().unwrap(),
-            rule: "0".into(),
-        },
-        parent: key(of),
         parent_port: Some(80),
-        hosts: vec![],
-        matches: vec![HttpMatch {
-            precedence: crate::testing::first_precedence(),
-            path: PathMatch::Regex("(".into()),
-            method: None,
-            headers: vec![],
-            query: vec![],
-        }],
-        filters: None,
-        attempts: None,
-        faults: None,
-        cors: None,
-        mirrors: Vec::new(),
-        action: RouteAction::Split(vec![Backend {
-            weight: 1,
-            filters: None,
-            target: BackendTarget::Service {
-                service: key(to),
-                port: 80,
-                subset: [("version".to_owned(), to.to_owned())].into(),
-            },
-        }]),
+        ..route(key(of), "r", matched, forward_to(to, to))
     }))
 }
 
@@ -124,7 +97,8 @@ fn services_under_ever_new_names_leave_nothing_behind() {
     assert_eq!(builder.snapshot.sets.len(), 3);
     assert_eq!(builder.set_uses.len(), 0);
     assert_eq!((builder.faults.len(), builder.terminated.len()), (0, 0));
-    assert!(builder.workloads.is_empty() && builder.withheld.is_empty());
+    assert_eq!(builder.workloads.uids().count(), 0);
+    assert!(builder.withheld.is_empty());
 }
 
 #[test]
@@ -217,14 +191,15 @@ fn a_workload_has_ids_only_of_the_ports_that_it_serves() {
     );
     for port in 8081..8181 {
         builder.apply(&[serving(port, "a")], &[], Generation(4));
-        assert_eq!(builder.workloads["t/ns/w"].ids.len(), 1);
+        let workload = builder.workloads.get(&"t".parse().unwrap(), "t/ns/w");
+        assert_eq!(workload.unwrap().ids.len(), 1);
     }
     let back = builder.apply(&[serving(8080, "a")], &[], Generation(5));
     assert_ne!(endpoint_id(&back, "a"), endpoint_id(&first, "a"));
     assert_new_ids_for_connections_of_another_kind(&mut builder);
     // A removed workload's IDs are part of it, so no others are looked at.
     builder.apply(&[], &gone(&all[2..]), Generation(6));
-    assert!(builder.workloads.is_empty());
+    assert_eq!(builder.workloads.uids().count(), 0);
     let again = builder.apply(&all[2..], &[], Generation(7));
     assert_ne!(endpoint_id(&again, "a"), endpoint_id(&back, "a"));
 }

@@ -2,7 +2,9 @@
 //! arrival does not matter.
 
 use super::*;
-use crate::testing::{PlainRequest, key, service, tenant, workload};
+use crate::testing::{
+    PlainRequest, first_precedence, forward_to, key, route, service, tenant, workload,
+};
 use crate::{PortTermination, RouteOutcome};
 use canal_identity::ListenerChoice;
 use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
@@ -112,44 +114,10 @@ fn a_trust_domain_is_found_by_its_name_as_tenants_come_change_and_go() {
 }
 
 fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
-    let precedence = crate::testing::first_precedence();
-    let subset = if subset.is_empty() {
-        Labels::new()
-    } else {
-        [("version".to_string(), subset.to_string())].into()
-    };
+    let matched = (first_precedence(), PathMatch::StringPrefix("/".into()));
     Arc::new(Resource::Route(RouteRule {
-        key: RouteKey {
-            tenant: "t".parse().unwrap(),
-            kind: "HTTPRoute".into(),
-            namespace: "ns".parse().unwrap(),
-            name: name.parse().unwrap(),
-            rule: "0".into(),
-        },
-        parent: key(of),
         parent_port: Some(80),
-        hosts: vec![],
-        matches: vec![HttpMatch {
-            precedence,
-            path: PathMatch::StringPrefix("/".into()),
-            method: None,
-            headers: vec![],
-            query: vec![],
-        }],
-        filters: None,
-        attempts: None,
-        faults: None,
-        cors: None,
-        mirrors: Vec::new(),
-        action: RouteAction::Split(vec![Backend {
-            weight: 1,
-            filters: None,
-            target: BackendTarget::Service {
-                service: key(to),
-                port: 80,
-                subset,
-            },
-        }]),
+        ..route(key(of), name, matched, forward_to(to, subset))
     }))
 }
 

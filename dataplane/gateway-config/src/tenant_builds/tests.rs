@@ -9,7 +9,7 @@ use canal_model::load_balancing::{
 use canal_model::program::*;
 
 use super::*;
-use crate::testing::tenant_named as tenant;
+use crate::testing::{self, first_precedence, tenant_named as tenant};
 
 /// Limit of bytes for a build without waiting: no table fits, so each change with routes waits.
 const NOTHING: usize = 0;
@@ -37,32 +37,10 @@ fn service(tenant: &str, name: &str) -> Arc<Resource> {
 
 /// Builds the route of a service, which has the service's name.
 fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
-    let precedence = crate::testing::first_precedence();
-    Arc::new(Resource::Route(RouteRule {
-        key: RouteKey {
-            tenant: tenant.parse().unwrap(),
-            kind: "HTTPRoute".into(),
-            namespace: "ns".parse().unwrap(),
-            name: service.parse().unwrap(),
-            rule: "0".into(),
-        },
-        parent: key(tenant, service),
-        parent_port: None,
-        hosts: vec![],
-        matches: vec![HttpMatch {
-            precedence,
-            path: PathMatch::Regex(path.into()),
-            method: None,
-            headers: vec![],
-            query: vec![],
-        }],
-        filters: None,
-        attempts: None,
-        faults: None,
-        cors: None,
-        mirrors: Vec::new(),
-        action: RouteAction::Split(vec![]),
-    }))
+    let matched = (first_precedence(), PathMatch::Regex(path.into()));
+    let action = RouteAction::Split(vec![]);
+    let rule = testing::route(key(tenant, service), service, matched, action);
+    Arc::new(Resource::Route(rule))
 }
 
 fn policy(tenant: &str, name: &str, target: PolicyTarget) -> Arc<Resource> {
