@@ -89,6 +89,12 @@ impl RoutedRequest {
         let of_rule = || self.matched.as_deref()?.response_headers();
         own.or_else(of_rule)
     }
+
+    /// Returns the changes that the rule makes of the headers of a response that the gateway makes
+    /// because of an error, if any.
+    pub(crate) fn error_headers(&self) -> Option<&HeaderModifier> {
+        self.matched.as_deref()?.error_headers()
+    }
 }
 
 /// Admits and routes a request. Sets the record's target, also when the request is refused.
