@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::{GatewayIr, ListenerIr};
-use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict, normal_host};
+use canal_compiler::oracle::{self, OracleClient, OracleRequest, RoutingVerdict, normal_host};
 use canal_compiler::oracle_ingress::{
     self, IngressVerdict, deciding_rule, gateway_of, listener_for, protocol_of, validation_of,
 };
@@ -142,11 +142,15 @@ impl<'a> Arrival<'a> {
             method: String::new(),
             target: "/".to_owned(),
             headers: Vec::new(),
+            client: OracleClient::default(),
         };
         let request = match &arrival.request {
             Some(request) if !is_relayed => OracleRequest {
                 service: gateway.service.clone(),
                 port: arrival.port,
+                client: OracleClient {
+                    is_tls: arrival.is_tls,
+                },
                 ..request.clone()
             },
             _ => connection(),

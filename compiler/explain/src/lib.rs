@@ -12,13 +12,12 @@ use std::net::IpAddr;
 use canal_model::authorization::PolicyKey;
 use canal_model::identity::Identity;
 use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Workload};
-use canal_model::route_filters::UrlScheme;
 use serde_json::Value as Json;
 
 use canal_compiler::direct::{self, PathReason, PortPath};
 use canal_compiler::ir::Ir;
 use canal_compiler::lower::{RefusalReason, TargetName, last_target};
-use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict as Route};
+use canal_compiler::oracle::{self, OracleClient, OracleRequest, RoutingVerdict as Route};
 use canal_compiler::text;
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::authorization::OracleTruth;
@@ -266,6 +265,13 @@ fn answer_text(answer: Option<&OracleAnswer>) -> String {
     format!("the gateway answers {}{headers}", answer.status)
 }
 
+/// Returns what the gateway knows of the client of a request.
+fn client_of(journey: &RequestDescription) -> OracleClient {
+    OracleClient {
+        is_tls: journey.server_name.is_some(),
+    }
+}
+
 /// Returns the route of a request as text, the targets to which it leads, and whether the gateway
 /// answers.
 fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTarget>, bool) {
@@ -276,11 +282,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
             port: journey.request.port,
         }
     } else {
-        let scheme = match journey.server_name {
-            Some(_) => UrlScheme::Https,
-            None => UrlScheme::Http,
-        };
-        oracle::decide_by_scheme(ir, scheme, &journey.request)
+        oracle::decide(ir, &journey.request)
     };
     // A gateway answers a preflight itself, before it uses the rule's backends or answer.
     if let (Route::Split { .. } | Route::Answer { .. }, Some(OracleCors::Preflight(answer))) =
@@ -332,6 +334,9 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
 
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+    let mut journey = journey.clone();
+    journey.request.client = client_of(&journey);
+    let journey = &journey;
     let (mut route, targets, is_answered) = decide_route(ir, journey);
     // A request to a pod's own address has no endpoint to choose.
     if !journey.direct {

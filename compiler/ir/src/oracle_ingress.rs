@@ -32,7 +32,6 @@ use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
-use canal_model::route_filters::UrlScheme;
 
 use crate::ir::Ir;
 use crate::ir_ingress::{GatewayIr, ListenerIr};
@@ -74,16 +73,6 @@ pub enum ArrivalTransport<'a> {
     Tls(Option<&'a str>),
 }
 
-impl ArrivalTransport<'_> {
-    /// Returns the scheme of the requests on such a connection.
-    pub fn scheme(&self) -> UrlScheme {
-        match self {
-            Self::Plaintext => UrlScheme::Http,
-            Self::Tls(_) => UrlScheme::Https,
-        }
-    }
-}
-
 /// Returns the Gateway that has an address, if a Gateway requests it.
 pub fn gateway_at(ir: &Ir, address: IpAddr) -> Option<&GatewayIr> {
     ir.ingress
@@ -108,6 +97,9 @@ pub fn decide(
     let Some(protocol) = protocol_of(gateway, request.port) else {
         return IngressVerdict::NoListener;
     };
+    let mut request = request.clone();
+    request.client.is_tls = matches!(transport, ArrivalTransport::Tls(_));
+    let request = &request;
     let host = normal_host(&request.host);
     let chosen = listener_for(gateway, request.port, &host);
     match (transport, protocol) {
@@ -135,7 +127,7 @@ pub fn decide(
     IngressVerdict::Routed {
         listener: chosen.listener.name.clone(),
         verdict: match deciding_rule(gateway, chosen, &host, request) {
-            Some((rule, http)) => verdict_of(rule, http, transport.scheme(), request),
+            Some((rule, http)) => verdict_of(rule, http, request),
             None => RoutingVerdict::NoRule,
         },
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
+use canal_model::client_attributes;
 use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::gateway_object;
@@ -473,7 +474,11 @@ pub fn http_match(http: &HttpMatch) -> String {
 
 /// Formats a condition on a header or a query parameter, which `what` names.
 pub fn condition(what: &str, condition: &ValueMatch) -> String {
-    format!("{what} {} {}", condition.name, text(&condition.value))
+    let value = text(&condition.value);
+    match client_attributes::shown(&condition.name) {
+        Some(attribute) => format!("{attribute} {value}"),
+        None => format!("{what} {} {value}", condition.name),
+    }
 }
 
 fn text(condition: &TextMatch) -> String {

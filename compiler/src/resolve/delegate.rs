@@ -451,6 +451,7 @@ fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRe
     let mut merged = leaf.clone();
     let root = root.clone();
     merged.uri = merged.uri.or(root.uri);
+    merged.scheme = merged.scheme.or(root.scheme);
     merged.method = merged.method.or(root.method);
     merged.authority = merged.authority.or(root.authority);
     merged.port = merged.port.or(root.port);
@@ -476,6 +477,7 @@ fn is_conflict(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> bool {
         leaves.any(|(name, condition)| differs(root.get(name), Some(condition)))
     };
     differs(root.uri.as_ref(), leaf.uri.as_ref())
+        || differs(root.scheme.as_ref(), leaf.scheme.as_ref())
         || differs(root.method.as_ref(), leaf.method.as_ref())
         || differs(root.authority.as_ref(), leaf.authority.as_ref())
         || is_outside(&root.headers, &leaf.headers)

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_attachment::{
     BindingProblem, BoundRules, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name,
 };
+use canal_model::client_attributes::SCHEME;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::istio::{
@@ -17,7 +18,7 @@ use canal_model::program::{
     AUTHORITY, Backend, HostMatch, HttpMatch, METHOD, PathMatch, Precedence, RouteAction, RouteKey,
     RouteObject, RouteRule, TextMatch, ValueMatch,
 };
-use canal_model::route_filters::RouteAnswer;
+use canal_model::route_filters::{RouteAnswer, UrlScheme};
 
 use super::connection_rules::NamedGateway;
 use super::delegate::{
@@ -732,6 +733,7 @@ fn http_match(
     headers.extend(pattern_of("method", METHOD, &written.method, field, rule));
     let authority = &written.authority;
     headers.extend(pattern_of("authority", AUTHORITY, authority, field, rule));
+    headers.extend(scheme(field, &written.scheme, rule));
     let query = written
         .query_params
         .iter()
@@ -763,7 +765,41 @@ fn without_headers(
     })
 }
 
-/// Resolves the pattern that `method` or `authority` is compared with, if it is no exact text.
+/// Resolves the condition on the scheme. As in Istio, letter case counts.
+fn scheme(
+    field: &str,
+    written: &Option<StringMatch>,
+    rule: &mut RuleContext<'_>,
+) -> Option<ValueMatch> {
+    let value = match written.as_ref()? {
+        StringMatch {
+            exact: Some(exact),
+            prefix: None,
+            regex: None,
+        } => {
+            let schemes = [UrlScheme::Http, UrlScheme::Https].map(UrlScheme::text);
+            if !schemes.contains(&exact.as_str()) {
+                let problem = "no request has this scheme, so this never matches";
+                let issue = FieldIssue::new("scheme", problem, "write http or https");
+                rule.warning(field, issue.with_code(Code::MatchNeverApplies));
+            }
+            text(exact).map(TextMatch::Exact)
+        }
+        _ => return pattern_of("scheme", SCHEME, written, field, rule),
+    };
+    match value {
+        Ok(value) => Some(ValueMatch {
+            name: SCHEME.to_owned(),
+            value,
+        }),
+        Err(issue) => {
+            rule.broken(&format!("{field}.scheme"), issue);
+            None
+        }
+    }
+}
+
+/// Resolves the pattern that `method`, `authority` or `scheme` is compared with, if it is no exact text.
 /// Hosts are compared in lower case and without their port.
 fn pattern_of(
     what: &str,

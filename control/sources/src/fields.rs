@@ -374,7 +374,7 @@ const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are ma
 const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
 const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
 
-const VIRTUAL_SERVICE: [KnownField; 14] = [
+const VIRTUAL_SERVICE: [KnownField; 13] = [
     never(
         "spec.tls[].match[].destinationSubnets",
         DESTINATION_SUBNETS,
@@ -406,11 +406,6 @@ const VIRTUAL_SERVICE: [KnownField; 14] = [
         "spec.http[].fault.abort.http2Error",
         "resets of HTTP/2 streams are not supported, as in Istio",
         "write httpStatus or grpcStatus",
-    ),
-    never(
-        "spec.http[].match[].scheme",
-        "the scheme cannot be matched in this version",
-        REMOVE,
     ),
     never("spec.http[].match[].sourceLabels", CLIENT_LABELS, REMOVE),
     never(

@@ -11,6 +11,7 @@ use canal_gateway_config::{
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
+use canal_model::client_attributes::SCHEME;
 use canal_model::ingress::is_gateway_service;
 use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
@@ -119,7 +120,13 @@ pub(crate) fn request<R: RoutableRequest>(
                 return Err(ProxyError::Misdirected);
             }
             Ok((
-                decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?,
+                decide(
+                    worker,
+                    (session, &snapshot),
+                    &resolved,
+                    request,
+                    record.texts.as_mut(),
+                )?,
                 admission,
             ))
         });
@@ -159,7 +166,7 @@ pub(crate) fn connection(
         ResolvedDestination::Service { service, .. } if is_gateway_service(&service.names.key) => {
             let name = session.principal.server_name.as_deref();
             let connection = OpaqueConnection(name.unwrap_or_default());
-            let (routed, _, _) = decide(worker, &snapshot, &resolved, &connection, None)
+            let (routed, _, _) = decide(worker, (session, &snapshot), &resolved, &connection, None)
                 .map_err(|fault| (fault, Some((view, None))))?;
             (routed, FilterChain::default(), None)
         }
@@ -305,10 +312,43 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
     }
 }
 
+/// A request with what the gateway knows of its client, for the few services whose rules ask.
+struct OfClient<'a, R> {
+    request: &'a R,
+    session: &'a ClientSession,
+    /// The path in its normal form, if it was sent in another one.
+    path: Option<&'a str>,
+}
+
+impl<R: RoutableRequest> RoutableRequest for OfClient<'_, R> {
+    fn host(&self) -> &[u8] {
+        self.request.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.request.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.map_or(self.request.path(), str::as_bytes)
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.request.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.request.header(name, visit);
+    }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        match name {
+            // As for `x-forwarded-proto`: what a client claims of its scheme proves nothing.
+            SCHEME => Some(self.session.scheme().as_bytes()),
+            _ => None,
+        }
+    }
+}
+
 /// Returns the endpoint set for a request, and what its rule asks for.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
-    snapshot: &Snapshot,
+    (session, snapshot): (&ClientSession, &Snapshot),
     resolved: &ResolvedDestination,
     request: &R,
     texts: Option<&mut Box<LogFields>>,
@@ -332,6 +372,15 @@ fn decide<R: RoutableRequest>(
                 None
             };
             let (outcome, rule) = match &normal {
+                _ if port.routed_by_client => {
+                    let path = normal.as_deref();
+                    let request = OfClient {
+                        request,
+                        session,
+                        path,
+                    };
+                    routes.decide(port.port, &request, worker.random())
+                }
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };

@@ -196,7 +196,8 @@ impl Condition {
         }
     }
 
-    /// Tests the method or the host, which are headers in Envoy's matches.
+    /// Tests the method or the host, which are headers in Envoy's matches, or what is known of the
+    /// client.
     fn holds_for_pseudo_header<R: RoutableRequest>(&self, request: &R) -> bool {
         match &*self.name {
             METHOD => self.text.holds(request.method()),
@@ -204,7 +205,10 @@ impl Condition {
                 let host = request.host().to_ascii_lowercase();
                 self.text.holds(host.strip_suffix(b".").unwrap_or(&host))
             }
-            _ => false,
+            attribute => {
+                let value = request.client_attribute(attribute);
+                value.is_some_and(|value| self.text.holds(value))
+            }
         }
     }
 

@@ -191,6 +191,8 @@ pub struct UriRegexRewrite {
 pub struct HttpMatchRequest {
     pub name: Option<String>,
     pub uri: Option<StringMatch>,
+    /// Scheme that the client uses with the gateway.
+    pub scheme: Option<StringMatch>,
     /// Exact and prefix conditions on the path hold in any case.
     pub ignore_uri_case: bool,
     pub method: Option<StringMatch>,

@@ -1,7 +1,7 @@
 //! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#?
 //! QUESTION` is a request to evaluate. This module does not check the results; the tests do.
 //!
-//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""`
+//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [:attribute=value …] [=> EXPECTED]`; `""`
 //! is an empty host.
 
 use std::collections::BTreeMap;
@@ -9,8 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, service_keys};
+use canal_model::client_attributes::SCHEME;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
@@ -135,6 +136,15 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
             .unwrap_or_else(|| panic!("{text:?}: header:value"));
         (name.to_owned(), value.to_owned())
     };
+    let (attributes, of_headers): (Vec<&str>, Vec<&str>) =
+        headers.iter().partition(|word| word.starts_with(':'));
+    let mut client = OracleClient::default();
+    for attribute in attributes {
+        match attribute.split_once('=') {
+            Some((SCHEME, scheme)) => client.is_tls = scheme == "https",
+            _ => panic!("{text:?}: {attribute:?} is no attribute"),
+        }
+    }
     let request = OracleRequest {
         service: format!("{tenant}/{service}")
             .parse()
@@ -149,7 +159,8 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
         },
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: headers.iter().map(header).collect(),
+        headers: of_headers.iter().map(header).collect(),
+        client,
     };
     PolicyRequest {
         text: text.to_owned(),

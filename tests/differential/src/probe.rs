@@ -2,7 +2,8 @@
 //! from it in one part. They need not be sensible.
 
 use canal_compiler::ir::{Ir, ServiceIr};
-use canal_compiler::oracle::{OracleRequest, holds};
+use canal_compiler::oracle::{OracleClient, OracleRequest, holds};
+use canal_model::client_attributes::SCHEME;
 use canal_model::program::{
     AUTHORITY, HostMatch, HttpMatch, METHOD, PathMatch, RouteRule, TextMatch, ValueMatch,
 };
@@ -50,6 +51,7 @@ fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
         method: "GET".to_owned(),
         target,
         headers: Vec::new(),
+        client: OracleClient::default(),
     }
 }
 
@@ -100,6 +102,7 @@ fn build_matching(
     for condition in &http.headers {
         let value = value(condition, http);
         match (condition.name.as_str(), &condition.value) {
+            (SCHEME, _) => matching.client.is_tls = value == "https",
             // Methods and hosts are words; other values would make no valid request.
             (METHOD | AUTHORITY, _) if !is_word(&value) => {}
             (METHOD, _) => matching.method = value,
@@ -140,6 +143,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
                 method: String::new(),
                 target: text.to_owned(),
                 headers: Vec::new(),
+        client: OracleClient::default(),
             };
             fitting(&VALUES, |text| holds(&[], &as_path, &asked(text)))
         }
@@ -239,5 +243,6 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
         });
     }
     push_variant(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
+    push_variant(&|request| request.client.is_tls ^= true);
     found
 }

@@ -9,7 +9,7 @@ use canal_authorization::{
     AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, PolicyDestination,
 };
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{OracleRequest, endpoints};
+use canal_compiler::oracle::{OracleClient, OracleRequest, endpoints};
 use canal_differential::target::served_by_replica;
 use canal_explain::{
     ArrivalDescription, ArrivalExplanation, ArrivalOutcome, EnforcementPoint, HopDecision,
@@ -446,6 +446,7 @@ fn arrivals(ir: &Ir, draw: &mut Draw, are_requests: bool) -> Vec<ArrivalDescript
                 method: method.to_owned(),
                 target: target.to_owned(),
                 headers: headers.into_iter().collect(),
+                client: OracleClient::default(),
             };
             arrivals.push(ArrivalDescription {
                 gateway: ir.ingress[0].service.clone(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use canal_compiler::ir_ingress::GatewayIr;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
+use canal_compiler::oracle::{OracleClient, OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide, validation_of};
 use canal_differential::target::served_by_replica;
 use canal_gateway_config::{ListenerClients, PortTermination, RouteOutcome, Snapshot};
@@ -349,6 +349,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     method: method.to_owned(),
                     target: path.to_owned(),
                     headers: Vec::new(),
+                    client: OracleClient::default(),
                 };
                 let expected = expected(gateway, transport, &request);
                 let sent = IngressRequest { method, host, path };

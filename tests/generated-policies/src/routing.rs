@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, service_keys};
 use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -74,6 +74,8 @@ const SENT_HOSTS: [&str; 7] = [
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
 const HOST_PATTERNS: [&str; 3] = ["[a-z.]+", "web|a.*", ".*example.*"];
 const METHOD_PATTERNS: [&str; 3] = ["P.*", "GET|PURGE", "get"];
+const SCHEMES: [&str; 4] = ["http", "https", "HTTP", "h"];
+const SCHEME_PATTERNS: [&str; 2] = ["https?", "http"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
@@ -542,18 +544,22 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         condition(&METHODS, &METHOD_PATTERNS),
         condition(&SENT_HOSTS, &HOST_PATTERNS),
         (conditions(), conditions()),
-        conditions(),
+        (
+            conditions(),
+            option::weighted(0.1, string_match(&SCHEMES, &SCHEME_PATTERNS)),
+        ),
         option::weighted(0.2, some_port()),
         // A match that names only an ingress gateway holds for no request inside the mesh.
         vec(words(&["mesh", "ingress"]), 0..2),
         any::<bool>(),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port, gateways, ignore_uri_case)| {
+        |(uri, method, authority, headers, (query_params, scheme), port, gateways, ignore_uri_case)| {
             let (headers, without_headers) = headers;
             HttpMatchRequest {
                 name: None,
                 uri,
+                scheme,
                 ignore_uri_case,
                 method,
                 authority,
@@ -595,8 +601,9 @@ fn request() -> impl Strategy<Value = OracleRequest> {
         words(&PATHS),
         query,
         headers,
+        any::<bool>(),
     )
-        .prop_map(|(service, port, host, method, path, query, headers)| {
+        .prop_map(|(service, port, host, method, path, query, headers, is_tls)| {
             let parameters: Vec<String> = query
                 .iter()
                 .map(|(name, value)| format!("{name}={value}"))
@@ -618,6 +625,7 @@ fn request() -> impl Strategy<Value = OracleRequest> {
                 method,
                 target,
                 headers,
+                client: OracleClient { is_tls },
             }
         })
 }

@@ -35,6 +35,10 @@ fn matches() -> Vec<p::HttpMatch> {
                     name: "h".into(),
                     value: p::TextMatch::Not(Box::new(p::TextMatch::Prefix("w".into()))),
                 },
+                p::ValueMatch {
+                    name: canal_model::client_attributes::SCHEME.into(),
+                    value: p::TextMatch::Exact("https".into()),
+                },
             ],
             query: vec![p::ValueMatch {
                 name: "q".into(),
@@ -476,6 +480,22 @@ fn broken_resources() -> Vec<BrokenCase> {
             "unknown kind of header match",
             route(|m| m.matches[0].headers[0].value = None),
             "field matches.headers: is missing",
+        ),
+        (
+            // As a data plane sees an attribute that only later versions know.
+            "unknown attribute of the client",
+            route(|m| m.matches[0].headers[2].name = ":later".into()),
+            "has the unknown attribute \":later\"",
+        ),
+        (
+            "attribute of the client as a header",
+            route(|m| m.matches[0].headers[0].name = ":scheme".into()),
+            "has the unknown attribute \":scheme\"",
+        ),
+        (
+            "attribute of the client in the query",
+            route(|m| m.matches[0].query[0].value = m.matches[0].headers[2].value.clone()),
+            "field matches.query: is inside",
         ),
         (
             "short precedence",
