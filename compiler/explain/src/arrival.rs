@@ -404,21 +404,21 @@ impl<'a> Arrival<'a> {
 
     /// Returns the matches that apply to the host, and the other hosts of the listener's routes.
     fn matches(&self, listener: &'a ListenerIr) -> (Vec<MatchTrace>, Vec<(String, usize)>) {
-        let gateway = self.gateway;
+        let (gateway, port) = (self.gateway, listener.listener.port);
         let hosts = listener.virtual_hosts.iter();
         let is_own =
             |host: Option<&HostMatch>| host.is_none_or(|host| oracle::host_holds(host, &self.host));
-        let all = hosts.clone().flat_map(|host| gateway.matches(host));
+        let all = hosts.clone().flat_map(|host| gateway.matches(port, host));
         let request = oracle::compared(all, &self.request);
         let own = hosts.clone().filter(|it| is_own(it.host.as_ref()));
         let candidates = own.flat_map(|host| {
-            let matches = gateway.matches(host);
+            let matches = gateway.matches(port, host);
             matches
                 .map(move |(rule, http)| -> CandidateMatch<'a> { (host.host.as_ref(), rule, http) })
         });
         let others = hosts.filter(|it| !is_own(it.host.as_ref()));
         let others = others.map(|host| {
-            let count = gateway.matches(host).count();
+            let count = gateway.matches(port, host).count();
             (text::host(host.host.as_ref()), count)
         });
         (trace_matches(candidates, &request), others.collect())

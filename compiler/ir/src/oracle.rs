@@ -118,11 +118,7 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
 }
 
 /// Returns the decision of a rule that matches a request by the match `http`.
-pub fn verdict_of(
-    rule: &RouteRule,
-    http: &HttpMatch,
-    request: &OracleRequest,
-) -> RoutingVerdict {
+pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -> RoutingVerdict {
     match &rule.action {
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),

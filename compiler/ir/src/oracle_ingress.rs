@@ -20,6 +20,7 @@
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
 //!   specific host that matches. A closed listener keeps its host, so that no other listener answers
 //!   for it.
+//! - A rule that names a port applies on that port's listeners only.
 //! - Of the listener's rules that match, that of the most specific host decides, as its route names
 //!   it; of those of one host, the first in match order. If none matches, the response is 404.
 //! - If a match of the listener requires more of the path than `/`, the path is compared in its
@@ -181,7 +182,8 @@ pub fn deciding_rule<'a>(
 ) -> Option<(&'a RouteRule, &'a HttpMatch)> {
     let all = listener.virtual_hosts.iter();
     let matching = all.clone().filter(|it| is_for(it.host.as_ref(), host));
-    let all = all.flat_map(|host| gateway.matches(host));
-    let candidates = matching.flat_map(|host| gateway.matches(host));
+    let port = listener.listener.port;
+    let all = all.flat_map(|host| gateway.matches(port, host));
+    let candidates = matching.flat_map(|host| gateway.matches(port, host));
     first_match(all, candidates, request)
 }

@@ -123,6 +123,26 @@ impl<'a> DelegateIndex<'a> {
         counts.fold(0, usize::saturating_add)
     }
 
+    /// Returns whether this holds for a rule of an object, or for one of its delegates as it is written.
+    pub(super) fn any_rule(
+        &self,
+        root: &Sourced<'_, VirtualService>,
+        mut holds: impl FnMut(&Namespace, &VirtualServiceRoute) -> bool,
+    ) -> bool {
+        let own = &root.object.metadata.namespace;
+        let rules = root.object.spec.http.iter().flat_map(|rule| {
+            let delegate = self.delegate_of(own, rule).into_iter();
+            let inner = delegate.flat_map(|it| {
+                let rules = it.object.spec.http.iter();
+                rules.map(move |rule| (&it.object.metadata.namespace, rule))
+            });
+            std::iter::once((own, rule)).chain(inner)
+        });
+        // An object with more rules is broken, and they are not read.
+        let mut rules = rules.take(2 * RULES_PER_ROUTE_MAX);
+        rules.any(|(namespace, rule)| holds(namespace, rule))
+    }
+
     /// Iterates over the rules of an object, at most [`RULES_PER_ROUTE_MAX`]. Each is made when it
     /// is asked for, because a delegate's rules are copied for each rule that delegates to it.
     pub(super) fn rules_of<'i>(

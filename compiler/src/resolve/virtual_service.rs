@@ -327,6 +327,12 @@ impl VirtualServices<'_> {
                 fix,
             );
         }
+        point.split_ports(|| {
+            self.delegates.any_rule(sourced, |namespace, rule| {
+                let mut matches = rule.matches.iter();
+                matches.any(|it| it.port.is_some()) || fans_out(namespace, rule, self.to)
+            })
+        });
         let mut regexes = RegexBudget {
             bytes_left: point.regex_bytes_left,
             copies: point.rule_copies(),
@@ -397,7 +403,7 @@ fn attach_rule(
     let answer = route_answers::of_virtual_service(&rule.written, reading);
     let groups = groups((sourced, at, rule), point, reading);
     let fans_out = fans_out(rule.namespace, &rule.written, to);
-    let fans_out = fans_out && point.can_fan_out(reading);
+    let fans_out = fans_out && point.fans_out();
     for (number, (group, matches)) in groups.iter().enumerate() {
         let part = part_of(number, groups.len());
         for port in rule_ports(group.port, fans_out, &point.ports) {
@@ -625,19 +631,21 @@ fn groups(
             // The match is for other Gateways.
             continue;
         }
-        let port = match point.port_of(condition, &field, rule) {
-            Ok(port) => port,
+        let ports = match point.ports_of(condition, &field, rule) {
+            Ok(ports) => ports,
             // Such a match has a diagnostic already.
             Err(NeverMatches) => continue,
         };
         let hosts = authority(&field, condition, rule);
         let order = precedence::istio(sourced.document, [place, at]);
-        let mut http = http_match(&field, condition, order, rule);
-        point.sort(&mut http, sourced.document, &hosts);
-        groups
-            .entry(RouteGroup { port, hosts })
-            .or_default()
-            .push(http);
+        let http = http_match(&field, condition, order, rule);
+        for port in ports {
+            let mut http = http.clone();
+            point.sort(&mut http, sourced.document, (port, &hosts));
+            let hosts = hosts.clone();
+            let group = groups.entry(RouteGroup { port, hosts }).or_default();
+            group.push(http);
+        }
     }
     groups.into_iter().collect()
 }

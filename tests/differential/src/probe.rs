@@ -143,7 +143,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
                 method: String::new(),
                 target: text.to_owned(),
                 headers: Vec::new(),
-        client: OracleClient::default(),
+                client: OracleClient::default(),
             };
             fitting(&VALUES, |text| holds(&[], &as_path, &asked(text)))
         }

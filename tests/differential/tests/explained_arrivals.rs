@@ -22,7 +22,7 @@ use canal_model::program::{BackendTarget, PolicyPaths};
 use canal_model::route_filters::UrlScheme;
 use canal_router::{normalize_path, routing_path};
 
-use crate::ingress::{self, Draw, IngressRequest, NAMES, authorities, certificate, keyring};
+use crate::ingress::{self, ArrivedRequest, Draw, IngressRequest, NAMES, authorities, certificate, keyring};
 use crate::relays;
 
 /// Number of tenants of each kind; fewer in debug builds, which are slower.
@@ -284,6 +284,7 @@ impl ExplainedTenant {
             host: &request.host,
             path: &normal,
         };
+        let sent = ArrivedRequest(sent, transport(arrival));
         let (_, matched) = routes.decide(arrival.port, &sent, 0);
         let reply = routes
             .filters(matched?, None, &sent, || 0)

@@ -554,7 +554,16 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         any::<bool>(),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, (query_params, scheme), port, gateways, ignore_uri_case)| {
+        |(
+            uri,
+            method,
+            authority,
+            headers,
+            (query_params, scheme),
+            port,
+            gateways,
+            ignore_uri_case,
+        )| {
             let (headers, without_headers) = headers;
             HttpMatchRequest {
                 name: None,
@@ -603,29 +612,31 @@ fn request() -> impl Strategy<Value = OracleRequest> {
         headers,
         any::<bool>(),
     )
-        .prop_map(|(service, port, host, method, path, query, headers, is_tls)| {
-            let parameters: Vec<String> = query
-                .iter()
-                .map(|(name, value)| format!("{name}={value}"))
-                .collect();
-            let target = if parameters.is_empty() {
-                path
-            } else {
-                format!("{path}?{}", parameters.join("&"))
-            };
-            let service = ServiceKey {
-                tenant: name("alpha"),
-                namespace: name(NAMESPACE),
-                name: name(service),
-            };
-            OracleRequest {
-                service,
-                port: port.get(),
-                host,
-                method,
-                target,
-                headers,
-                client: OracleClient { is_tls },
-            }
-        })
+        .prop_map(
+            |(service, port, host, method, path, query, headers, is_tls)| {
+                let parameters: Vec<String> = query
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect();
+                let target = if parameters.is_empty() {
+                    path
+                } else {
+                    format!("{path}?{}", parameters.join("&"))
+                };
+                let service = ServiceKey {
+                    tenant: name("alpha"),
+                    namespace: name(NAMESPACE),
+                    name: name(service),
+                };
+                OracleRequest {
+                    service,
+                    port: port.get(),
+                    host,
+                    method,
+                    target,
+                    headers,
+                    client: OracleClient { is_tls },
+                }
+            },
+        )
 }
