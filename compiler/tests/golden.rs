@@ -35,7 +35,7 @@ use canal_compiler::oracle::{
     OracleClient, OracleRequest, RoutingVerdict, decide, deciding_rule, endpoints, forwarded,
 };
 use canal_compiler::{CompileInput, build_ir, compile, lower, service_keys, text};
-use canal_model::client_attributes::SCHEME;
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
@@ -318,9 +318,13 @@ impl GoldenCase {
 fn parse_client(attributes: &[&str]) -> OracleClient {
     let mut client = OracleClient::default();
     for attribute in attributes {
-        match attribute.split_once('=').unwrap() {
-            (SCHEME, scheme) => client.is_tls = scheme == "https",
-            _ => panic!("{attribute:?} is no attribute"),
+        let (name, value) = attribute.split_once('=').unwrap();
+        match ClientAttribute::of_name(name).unwrap() {
+            ClientAttribute::Scheme => client.is_tls = value == "https",
+            ClientAttribute::SourceNamespace => client.namespace = Some(value.parse().unwrap()),
+            ClientAttribute::SourceLabel(key) => {
+                client.labels.insert(key.to_owned(), value.to_owned());
+            }
         }
     }
     client

@@ -148,8 +148,10 @@ impl<'a> Arrival<'a> {
             Some(request) if !is_relayed => OracleRequest {
                 service: gateway.service.clone(),
                 port: arrival.port,
+                // A client of a Gateway has no identity of the mesh.
                 client: OracleClient {
                     is_tls: arrival.is_tls,
+                    ..OracleClient::default()
                 },
                 ..request.clone()
             },

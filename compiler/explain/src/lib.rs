@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use canal_model::authorization::PolicyKey;
 use canal_model::identity::Identity;
-use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Workload};
+use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Labels, Workload};
 use serde_json::Value as Json;
 
 use canal_compiler::direct::{self, PathReason, PortPath};
@@ -266,9 +266,22 @@ fn answer_text(answer: Option<&OracleAnswer>) -> String {
 }
 
 /// Returns what the gateway knows of the client of a request.
-fn client_of(journey: &RequestDescription) -> OracleClient {
+fn client_of(ir: &Ir, journey: &RequestDescription) -> OracleClient {
+    let identity = journey.identity.as_ref();
+    let own = identity.filter(|identity| identity.trust_domain == ir.tenant.trust_domain);
+    let workload = own.and_then(|identity| {
+        let mut workloads = ir.workloads.iter().filter(|it| {
+            (&it.namespace, &it.service_account) == (&identity.namespace, &identity.service_account)
+        });
+        match journey.address {
+            Some(address) => workloads.find(|it| it.addresses.contains(&address)),
+            None => workloads.next(),
+        }
+    });
     OracleClient {
         is_tls: journey.server_name.is_some(),
+        namespace: own.map(|identity| identity.namespace.clone()),
+        labels: workload.map_or_else(Labels::new, |workload| workload.labels.clone()),
     }
 }
 
@@ -335,7 +348,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     let mut journey = journey.clone();
-    journey.request.client = client_of(&journey);
+    journey.request.client = client_of(ir, &journey);
     let journey = &journey;
     let (mut route, targets, is_answered) = decide_route(ir, journey);
     // A request to a pod's own address has no endpoint to choose.

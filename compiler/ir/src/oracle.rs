@@ -14,11 +14,12 @@
 //!   compared as sent.
 //! - The method is compared as sent: methods are case-sensitive (RFC 9110 §9.1).
 //! - A condition on an attribute of the client holds for no request whose client's is not known. The
-//!   scheme is that of the client's connection to the gateway, whatever the request says of it.
+//!   scheme is that of the client's connection to the gateway, whatever the request says of it; the
+//!   namespace and the labels are those of the workload that the client proved to be.
 //! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
 
-use canal_model::client_attributes::{SCHEME, is_client_attribute};
-use canal_model::ids::ServiceKey;
+use canal_model::client_attributes::{ClientAttribute, is_client_attribute};
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{
     AUTHORITY, AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, METHOD,
     PathMatch, RouteAction, RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
@@ -40,6 +41,10 @@ use canal_oracle::filters::{self, ForwardedRequest};
 pub struct OracleClient {
     /// Whether the gateway terminates the client's own TLS.
     pub is_tls: bool,
+    /// Namespace of the identity that the client proved, if it is one of the tenant.
+    pub namespace: Option<Namespace>,
+    /// Labels of the workload with that identity and the client's address; empty if there is none.
+    pub labels: Labels,
 }
 
 impl OracleClient {
@@ -52,9 +57,10 @@ impl OracleClient {
 
     /// Returns the value of an attribute (`canal_model::client_attributes`), if it is known.
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        match name {
-            SCHEME => Some(self.scheme().text()),
-            _ => None,
+        match ClientAttribute::of_name(name)? {
+            ClientAttribute::Scheme => Some(self.scheme().text()),
+            ClientAttribute::SourceNamespace => self.namespace.as_ref().map(Namespace::as_str),
+            ClientAttribute::SourceLabel(key) => self.labels.get(key).map(String::as_str),
         }
     }
 }

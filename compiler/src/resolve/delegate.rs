@@ -484,6 +484,12 @@ fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRe
     for (name, condition) in root.query_params {
         merged.query_params.entry(name).or_insert(condition);
     }
+    for (key, value) in root.source_labels {
+        merged.source_labels.entry(key).or_insert(value);
+    }
+    if merged.source_namespace.is_empty() {
+        merged.source_namespace = root.source_namespace;
+    }
     if merged.gateways.is_empty() {
         merged.gateways = root.gateways;
     }
@@ -503,9 +509,19 @@ fn is_conflict(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> bool {
         || is_outside(&root.headers, &leaf.headers)
         || is_outside(&root.without_headers, &leaf.without_headers)
         || is_outside(&root.query_params, &leaf.query_params)
+        || differ(&root.source_namespace, &leaf.source_namespace)
+        || leaf.source_labels.iter().any(|(key, value)| {
+            let of_root = root.source_labels.get(key);
+            of_root.is_some_and(|of_root| of_root != value)
+        })
         || root.ignore_uri_case != leaf.ignore_uri_case
         || matches!((root.port, leaf.port), (Some(root), Some(leaf)) if root != leaf)
         || !root.gateways.is_empty() && leaf.gateways.iter().any(|it| !root.gateways.contains(it))
+}
+
+/// Returns whether two texts differ, of which an empty one means any.
+fn differ(root: &str, leaf: &str) -> bool {
+    !root.is_empty() && !leaf.is_empty() && root != leaf
 }
 
 /// Returns whether a text that the delegate's condition accepts may be one that the other refuses,

@@ -155,6 +155,31 @@ impl<'a> RoutePoint<'a> {
         Ok(is_named)
     }
 
+    /// Returns whether a match can hold for a client here. `gateways` are those of the object. Clients of
+    /// a Gateway are outside the mesh, so no match on their workload holds there.
+    pub(super) fn may_have_source(
+        &self,
+        gateways: &[String],
+        condition: &HttpMatchRequest,
+        field: &str,
+        rule: &mut RuleContext<'_>,
+    ) -> bool {
+        let is_for_all =
+            condition.source_labels.is_empty() && condition.source_namespace.is_empty();
+        if self.gateway.is_none() || is_for_all {
+            return true;
+        }
+        // An object that also applies to the mesh means its clients there.
+        if !gateways.iter().any(|written| written == MESH) {
+            let problem =
+                "clients of a Gateway have no labels and no namespace, so this never matches";
+            let fix = "add mesh to spec.gateways, or remove sourceLabels and sourceNamespace";
+            let issue = FieldIssue::new("", problem, fix).with_code(Code::MatchNeverApplies);
+            rule.warning(field, issue);
+        }
+        false
+    }
+
     /// Returns the ports to which a match is limited; `None` means all.
     pub(super) fn ports_of(
         &self,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_attachment::{
     BindingProblem, BoundRules, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name,
 };
-use canal_model::client_attributes::SCHEME;
+use canal_model::client_attributes::{SCHEME, SOURCE_LABEL, SOURCE_NAMESPACE};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::istio::{
@@ -631,6 +631,9 @@ fn groups(
             // The match is for other Gateways.
             continue;
         }
+        if !point.may_have_source(&sourced.object.spec.gateways, condition, &field, rule) {
+            continue;
+        }
         let ports = match point.ports_of(condition, &field, rule) {
             Ok(ports) => ports,
             // Such a match has a diagnostic already.
@@ -742,6 +745,7 @@ fn http_match(
     let authority = &written.authority;
     headers.extend(pattern_of("authority", AUTHORITY, authority, field, rule));
     headers.extend(scheme(field, &written.scheme, rule));
+    headers.extend(source(field, written, rule));
     let query = written
         .query_params
         .iter()
@@ -779,32 +783,43 @@ fn scheme(
     written: &Option<StringMatch>,
     rule: &mut RuleContext<'_>,
 ) -> Option<ValueMatch> {
-    let value = match written.as_ref()? {
-        StringMatch {
-            exact: Some(exact),
-            prefix: None,
-            regex: None,
-        } => {
-            let schemes = [UrlScheme::Http, UrlScheme::Https].map(UrlScheme::text);
-            if !schemes.contains(&exact.as_str()) {
-                let problem = "no request has this scheme, so this never matches";
-                let issue = FieldIssue::new("scheme", problem, "write http or https");
-                rule.warning(field, issue.with_code(Code::MatchNeverApplies));
-            }
-            text(exact).map(TextMatch::Exact)
-        }
-        _ => return pattern_of("scheme", SCHEME, written, field, rule),
+    let written = written.as_ref()?;
+    let Ok(TextMatch::Exact(exact)) = value(written) else {
+        return pattern_of("scheme", SCHEME, &Some(written.clone()), field, rule);
     };
-    match value {
-        Ok(value) => Some(ValueMatch {
-            name: SCHEME.to_owned(),
-            value,
-        }),
-        Err(issue) => {
-            rule.broken(&format!("{field}.scheme"), issue);
-            None
+    let schemes = [UrlScheme::Http, UrlScheme::Https].map(UrlScheme::text);
+    if !schemes.contains(&exact.as_str()) {
+        let problem = "no request has this scheme, so this never matches";
+        let issue = FieldIssue::new("scheme", problem, "write http or https");
+        rule.warning(field, issue.with_code(Code::MatchNeverApplies));
+    }
+    Some(ValueMatch {
+        name: SCHEME.to_owned(),
+        value: TextMatch::Exact(exact),
+    })
+}
+
+/// Resolves the conditions on the client's workload.
+fn source(field: &str, written: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> Vec<ValueMatch> {
+    let labels = written.source_labels.iter().map(|(key, value)| {
+        let name = text(key).map(|key| format!("{SOURCE_LABEL}{key}"));
+        (format!(".{key}"), name, text(value).map(TextMatch::Exact))
+    });
+    let mut conditions = conditions(rule, &format!("{field}.sourceLabels"), labels);
+    let namespace = &written.source_namespace;
+    if !namespace.is_empty() {
+        match Namespace::new(namespace.as_str()) {
+            Ok(namespace) => conditions.push(ValueMatch {
+                name: SOURCE_NAMESPACE.to_owned(),
+                value: TextMatch::Exact(namespace.to_string()),
+            }),
+            Err(problem) => {
+                let issue = FieldIssue::new("", problem.to_string(), "write a namespace's name");
+                rule.broken(&format!("{field}.sourceNamespace"), issue);
+            }
         }
     }
+    conditions
 }
 
 /// Resolves the pattern that `method`, `authority` or `scheme` is compared with, if it is no exact text.
@@ -817,12 +832,17 @@ fn pattern_of(
     rule: &mut RuleContext<'_>,
 ) -> Option<ValueMatch> {
     let pattern = match written.as_ref()? {
-        // `authority` and `http_match` read exact texts.
-        StringMatch { exact: Some(_), .. } => return None,
+        // `authority` and `http_match` read exact texts. With another condition beside it, one is
+        // broken: to leave both out would match more.
         StringMatch {
+            exact: Some(_),
+            prefix: None,
+            regex: None,
+        } => return None,
+        StringMatch {
+            exact: None,
             prefix: Some(prefix),
             regex: None,
-            ..
         } if name == AUTHORITY => text(&prefix.to_ascii_lowercase()).map(TextMatch::Prefix),
         written => value(written),
     };

@@ -8,10 +8,11 @@ use std::rc::Rc;
 
 use canal_gateway_config::{
     FilterChain, MatchedFilters, PortTermination, PortView, RouteOutcome, Snapshot, TenantTls,
+    WorkloadView,
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
-use canal_model::client_attributes::SCHEME;
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::ingress::is_gateway_service;
 use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
@@ -316,6 +317,8 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
 struct OfClient<'a, R> {
     request: &'a R,
     session: &'a ClientSession,
+    /// The client's workload, if it is known.
+    workload: Option<&'a WorkloadView>,
     /// The path in its normal form, if it was sent in another one.
     path: Option<&'a str>,
 }
@@ -337,12 +340,34 @@ impl<R: RoutableRequest> RoutableRequest for OfClient<'_, R> {
         self.request.header(name, visit);
     }
     fn client_attribute(&self, name: &str) -> Option<&[u8]> {
-        match name {
+        let principal = &self.session.principal;
+        match ClientAttribute::of_name(name)? {
             // As for `x-forwarded-proto`: what a client claims of its scheme proves nothing.
-            SCHEME => Some(self.session.scheme().as_bytes()),
-            _ => None,
+            ClientAttribute::Scheme => Some(self.session.scheme().as_bytes()),
+            ClientAttribute::SourceNamespace => principal.own_namespace().map(str::as_bytes),
+            ClientAttribute::SourceLabel(key) => {
+                let value = self.workload?.labels.get(key)?;
+                Some(value.as_bytes())
+            }
         }
     }
+}
+
+/// Returns the workload that has the client's address, if the client proved the workload's identity. So
+/// nobody gets the labels of another account's workload, and plaintext has no labels.
+#[cold]
+fn client_workload<'s>(
+    session: &ClientSession,
+    snapshot: &'s Snapshot,
+) -> Option<&'s WorkloadView> {
+    session.principal.own_namespace()?;
+    let tenant = snapshot.tenant(session.account.tenant.as_str())?;
+    let workload = tenant.workload_at(session.client.ip())?;
+    let proved = session.principal.spiffe_id();
+    let mut identities = workload.identity.iter();
+    identities
+        .any(|identity| identity.to_string() == proved)
+        .then_some(&**workload)
 }
 
 /// Returns the endpoint set for a request, and what its rule asks for.
@@ -377,6 +402,7 @@ fn decide<R: RoutableRequest>(
                     let request = OfClient {
                         request,
                         session,
+                        workload: client_workload(session, snapshot),
                         path,
                     };
                     routes.decide(port.port, &request, worker.random())

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, service_keys};
-use canal_model::client_attributes::SCHEME;
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
@@ -140,9 +140,18 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
         headers.iter().partition(|word| word.starts_with(':'));
     let mut client = OracleClient::default();
     for attribute in attributes {
-        match attribute.split_once('=') {
-            Some((SCHEME, scheme)) => client.is_tls = scheme == "https",
-            _ => panic!("{text:?}: {attribute:?} is no attribute"),
+        let (name, value) = attribute
+            .split_once('=')
+            .unwrap_or_else(|| panic!("{text:?}: :attribute=value"));
+        match ClientAttribute::of_name(name) {
+            Some(ClientAttribute::Scheme) => client.is_tls = value == "https",
+            Some(ClientAttribute::SourceNamespace) => {
+                client.namespace = Some(value.parse().expect("a namespace"));
+            }
+            Some(ClientAttribute::SourceLabel(key)) => {
+                client.labels.insert(key.to_owned(), value.to_owned());
+            }
+            None => panic!("{text:?}: {attribute:?} is no attribute"),
         }
     }
     let request = OracleRequest {

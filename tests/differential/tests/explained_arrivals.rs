@@ -22,7 +22,9 @@ use canal_model::program::{BackendTarget, PolicyPaths};
 use canal_model::route_filters::UrlScheme;
 use canal_router::{normalize_path, routing_path};
 
-use crate::ingress::{self, ArrivedRequest, Draw, IngressRequest, NAMES, authorities, certificate, keyring};
+use crate::ingress::{
+    self, ArrivedRequest, Draw, IngressRequest, NAMES, authorities, certificate, keyring,
+};
 use crate::relays;
 
 /// Number of tenants of each kind; fewer in debug builds, which are slower.

@@ -76,6 +76,7 @@ const HOST_PATTERNS: [&str; 3] = ["[a-z.]+", "web|a.*", ".*example.*"];
 const METHOD_PATTERNS: [&str; 3] = ["P.*", "GET|PURGE", "get"];
 const SCHEMES: [&str; 4] = ["http", "https", "HTTP", "h"];
 const SCHEME_PATTERNS: [&str; 2] = ["https?", "http"];
+const CLIENT_NAMESPACES: [&str; 2] = ["shop", "other"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
@@ -549,8 +550,13 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
             option::weighted(0.1, string_match(&SCHEMES, &SCHEME_PATTERNS)),
         ),
         option::weighted(0.2, some_port()),
-        // A match that names only an ingress gateway holds for no request inside the mesh.
-        vec(words(&["mesh", "ingress"]), 0..2),
+        (
+            // A match that names only an ingress gateway holds for no request inside the mesh.
+            vec(words(&["mesh", "ingress"]), 0..2),
+            // Most rules are for all clients, so that requests reach the other conditions.
+            option::weighted(0.1, labels()),
+            option::weighted(0.1, words(&CLIENT_NAMESPACES)),
+        ),
         any::<bool>(),
     );
     parts.prop_map(
@@ -561,10 +567,11 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
             headers,
             (query_params, scheme),
             port,
-            gateways,
+            clients,
             ignore_uri_case,
         )| {
             let (headers, without_headers) = headers;
+            let (gateways, source_labels, source_namespace) = clients;
             HttpMatchRequest {
                 name: None,
                 uri,
@@ -577,6 +584,8 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
                 query_params,
                 port,
                 gateways,
+                source_labels: source_labels.unwrap_or_default(),
+                source_namespace: source_namespace.unwrap_or_default(),
             }
         },
     )
@@ -599,6 +608,20 @@ fn destination() -> impl Strategy<Value = HttpRouteDestination> + Clone {
     )
 }
 
+/// Generates what a gateway knows of a client; namespaces and labels collide with those of matches.
+fn client() -> impl Strategy<Value = OracleClient> {
+    let namespace = option::of(select(&CLIENT_NAMESPACES[..]).prop_map(name));
+    (any::<bool>(), namespace, labels()).prop_map(|(is_tls, namespace, labels)| OracleClient {
+        is_tls,
+        namespace,
+        labels,
+    })
+}
+
+fn labels() -> impl Strategy<Value = Labels> {
+    btree_map(words(&NAMES), words(&VALUES), 0..2)
+}
+
 fn request() -> impl Strategy<Value = OracleRequest> {
     let query = vec((words(&NAMES), words(&VALUES)), 0..3);
     let headers = vec((words(&NAMES), words(&VALUES)), 0..3);
@@ -610,10 +633,10 @@ fn request() -> impl Strategy<Value = OracleRequest> {
         words(&PATHS),
         query,
         headers,
-        any::<bool>(),
+        client(),
     )
         .prop_map(
-            |(service, port, host, method, path, query, headers, is_tls)| {
+            |(service, port, host, method, path, query, headers, client)| {
                 let parameters: Vec<String> = query
                     .iter()
                     .map(|(name, value)| format!("{name}={value}"))
@@ -635,7 +658,7 @@ fn request() -> impl Strategy<Value = OracleRequest> {
                     method,
                     target,
                     headers,
-                    client: OracleClient { is_tls },
+                    client,
                 }
             },
         )

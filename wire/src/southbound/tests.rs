@@ -1,6 +1,7 @@
 //! Tests of the wire form: every kind of resource round-trips unchanged, and broken ones are
 //! refused with the field and the reason.
 
+use canal_model::client_attributes;
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program as p;
 use prost::Message;
@@ -36,8 +37,16 @@ fn matches() -> Vec<p::HttpMatch> {
                     value: p::TextMatch::Not(Box::new(p::TextMatch::Prefix("w".into()))),
                 },
                 p::ValueMatch {
-                    name: canal_model::client_attributes::SCHEME.into(),
+                    name: client_attributes::SCHEME.into(),
                     value: p::TextMatch::Exact("https".into()),
+                },
+                p::ValueMatch {
+                    name: client_attributes::SOURCE_NAMESPACE.into(),
+                    value: p::TextMatch::Exact("b".into()),
+                },
+                p::ValueMatch {
+                    name: format!("{}app", client_attributes::SOURCE_LABEL),
+                    value: p::TextMatch::Exact("client".into()),
                 },
             ],
             query: vec![p::ValueMatch {
