@@ -3,8 +3,8 @@
 //!
 //! Directives in the YAML files:
 //! - `#with NAME` puts `_NAME.yaml` before the file.
-//! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its
-//!   decision is golden too.
+//! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …] [:attribute=value …]` is a request for the
+//!   oracle, with attributes of its client; its decision is golden too.
 //! - `#> METHOD GATEWAY:PORT[,SNI] HOST TARGET [header:value …]` is a request by a client outside the mesh;
 //!   GATEWAY is a Gateway's namespace and name, or an address that it requests.
 //! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an
@@ -32,9 +32,10 @@ use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::{
-    OracleRequest, RoutingVerdict, decide, deciding_rule, endpoints, forwarded,
+    OracleClient, OracleRequest, RoutingVerdict, decide, deciding_rule, endpoints, forwarded,
 };
 use canal_compiler::{CompileInput, build_ir, compile, lower, service_keys, text};
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
@@ -313,19 +314,38 @@ impl GoldenCase {
     }
 }
 
+/// Parses the attributes of a client, each written as `:NAME=VALUE`.
+fn parse_client(attributes: &[&str]) -> OracleClient {
+    let mut client = OracleClient::default();
+    for attribute in attributes {
+        let (name, value) = attribute.split_once('=').unwrap();
+        match ClientAttribute::of_name(name).unwrap() {
+            ClientAttribute::Scheme => client.is_tls = value == "https",
+            ClientAttribute::SourceNamespace => client.namespace = Some(value.parse().unwrap()),
+            ClientAttribute::SourceLabel(key) => {
+                client.labels.insert(key.to_owned(), value.to_owned());
+            }
+        }
+    }
+    client
+}
+
 fn answer(ir: &Ir, question: &str) -> String {
     let words: Vec<&str> = question.split_whitespace().collect();
     let [method, service, host, target, headers @ ..] = words.as_slice() else {
         panic!("{question:?} is not a question")
     };
     let (service, port) = service.rsplit_once(':').unwrap();
+    let (attributes, headers): (Vec<&str>, Vec<&str>) =
+        headers.iter().partition(|word| word.starts_with(':'));
     let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
         port: port.parse().unwrap(),
         host: (*host).to_owned(),
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: parse_headers(headers),
+        headers: parse_headers(&headers),
+        client: parse_client(&attributes),
     };
     let mut text = verdict_text(ir, decide(ir, &request));
     // Backends without filters of their own get the same request.

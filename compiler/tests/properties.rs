@@ -18,7 +18,6 @@ use canal_model::policy::{Document, Object};
 use canal_model::program::{
     AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service, Workload,
 };
-use canal_model::route_filters::UrlScheme;
 use canal_oracle::answers;
 use canal_oracle::authorization::{
     OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
@@ -93,7 +92,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
                 winner.filters.as_deref(),
                 &http.path,
                 &oracle::sent(sent),
-                (UrlScheme::Http, sent.port),
+                (sent.client.scheme(), sent.port),
             )
             .map(Box::new),
         },

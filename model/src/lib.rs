@@ -6,6 +6,7 @@
 
 pub mod authorization;
 pub mod certificate;
+pub mod client_attributes;
 pub mod client_validation;
 pub mod diagnostic;
 pub mod diagnostic_code;

@@ -675,7 +675,8 @@ pub enum PathMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ValueMatch {
     /// Header names are lower case; query parameter names are as written. The headers [`METHOD`] and
-    /// [`AUTHORITY`] are the request's method and its host, as in Envoy.
+    /// [`AUTHORITY`] are the request's method and its host, as in Envoy. Attributes of the client have
+    /// names of [`crate::client_attributes`].
     pub name: String,
     pub value: TextMatch,
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::{GatewayIr, ListenerIr};
-use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict, normal_host};
+use canal_compiler::oracle::{self, OracleClient, OracleRequest, RoutingVerdict, normal_host};
 use canal_compiler::oracle_ingress::{
     self, IngressVerdict, deciding_rule, gateway_of, listener_for, protocol_of, validation_of,
 };
@@ -142,11 +142,17 @@ impl<'a> Arrival<'a> {
             method: String::new(),
             target: "/".to_owned(),
             headers: Vec::new(),
+            client: OracleClient::default(),
         };
         let request = match &arrival.request {
             Some(request) if !is_relayed => OracleRequest {
                 service: gateway.service.clone(),
                 port: arrival.port,
+                // A client of a Gateway has no identity of the mesh.
+                client: OracleClient {
+                    is_tls: arrival.is_tls,
+                    ..OracleClient::default()
+                },
                 ..request.clone()
             },
             _ => connection(),
@@ -400,21 +406,21 @@ impl<'a> Arrival<'a> {
 
     /// Returns the matches that apply to the host, and the other hosts of the listener's routes.
     fn matches(&self, listener: &'a ListenerIr) -> (Vec<MatchTrace>, Vec<(String, usize)>) {
-        let gateway = self.gateway;
+        let (gateway, port) = (self.gateway, listener.listener.port);
         let hosts = listener.virtual_hosts.iter();
         let is_own =
             |host: Option<&HostMatch>| host.is_none_or(|host| oracle::host_holds(host, &self.host));
-        let all = hosts.clone().flat_map(|host| gateway.matches(host));
+        let all = hosts.clone().flat_map(|host| gateway.matches(port, host));
         let request = oracle::compared(all, &self.request);
         let own = hosts.clone().filter(|it| is_own(it.host.as_ref()));
         let candidates = own.flat_map(|host| {
-            let matches = gateway.matches(host);
+            let matches = gateway.matches(port, host);
             matches
                 .map(move |(rule, http)| -> CandidateMatch<'a> { (host.host.as_ref(), rule, http) })
         });
         let others = hosts.filter(|it| !is_own(it.host.as_ref()));
         let others = others.map(|host| {
-            let count = gateway.matches(host).count();
+            let count = gateway.matches(port, host).count();
             (text::host(host.host.as_ref()), count)
         });
         (trace_matches(candidates, &request), others.collect())

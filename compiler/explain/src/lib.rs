@@ -11,14 +11,13 @@ use std::net::IpAddr;
 
 use canal_model::authorization::PolicyKey;
 use canal_model::identity::Identity;
-use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Workload};
-use canal_model::route_filters::UrlScheme;
+use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Labels, Workload};
 use serde_json::Value as Json;
 
 use canal_compiler::direct::{self, PathReason, PortPath};
 use canal_compiler::ir::Ir;
 use canal_compiler::lower::{RefusalReason, TargetName, last_target};
-use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict as Route};
+use canal_compiler::oracle::{self, OracleClient, OracleRequest, RoutingVerdict as Route};
 use canal_compiler::text;
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::authorization::OracleTruth;
@@ -266,6 +265,26 @@ fn answer_text(answer: Option<&OracleAnswer>) -> String {
     format!("the gateway answers {}{headers}", answer.status)
 }
 
+/// Returns what the gateway knows of the client of a request.
+fn client_of(ir: &Ir, journey: &RequestDescription) -> OracleClient {
+    let identity = journey.identity.as_ref();
+    let own = identity.filter(|identity| identity.trust_domain == ir.tenant.trust_domain);
+    let workload = own.and_then(|identity| {
+        let mut workloads = ir.workloads.iter().filter(|it| {
+            (&it.namespace, &it.service_account) == (&identity.namespace, &identity.service_account)
+        });
+        match journey.address {
+            Some(address) => workloads.find(|it| it.addresses.contains(&address)),
+            None => workloads.next(),
+        }
+    });
+    OracleClient {
+        is_tls: journey.server_name.is_some(),
+        namespace: own.map(|identity| identity.namespace.clone()),
+        labels: workload.map_or_else(Labels::new, |workload| workload.labels.clone()),
+    }
+}
+
 /// Returns the route of a request as text, the targets to which it leads, and whether the gateway
 /// answers.
 fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTarget>, bool) {
@@ -276,11 +295,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
             port: journey.request.port,
         }
     } else {
-        let scheme = match journey.server_name {
-            Some(_) => UrlScheme::Https,
-            None => UrlScheme::Http,
-        };
-        oracle::decide_by_scheme(ir, scheme, &journey.request)
+        oracle::decide(ir, &journey.request)
     };
     // A gateway answers a preflight itself, before it uses the rule's backends or answer.
     if let (Route::Split { .. } | Route::Answer { .. }, Some(OracleCors::Preflight(answer))) =
@@ -332,6 +347,9 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
 
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+    let mut journey = journey.clone();
+    journey.request.client = client_of(ir, &journey);
+    let journey = &journey;
     let (mut route, targets, is_answered) = decide_route(ir, journey);
     // A request to a pod's own address has no endpoint to choose.
     if !journey.direct {

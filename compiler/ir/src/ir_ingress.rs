@@ -147,12 +147,13 @@ impl GatewayIr {
         Some((gateway, certificates, self.routes))
     }
 
-    /// Iterates over the rules and matches of a virtual host in match order.
+    /// Iterates over the rules and matches of a virtual host at a port in match order.
     pub fn matches<'a>(
         &'a self,
+        port: u16,
         host: &'a VirtualHost,
     ) -> impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)> + Clone {
-        let all = self.routes.order().iter().map(|at| self.routes.entry(*at));
+        let all = self.routes.on_port(port);
         all.filter(|(rule, _)| host.routes.contains(&rule.key.route()))
             .map(|(rule, http)| (&**rule, http))
     }
@@ -195,7 +196,7 @@ impl fmt::Display for GatewayIr {
             }
             for host in virtual_hosts {
                 writeln!(f, "    host {}", text::host(host.host.as_ref()))?;
-                for (number, (rule, http)) in (1..).zip(self.matches(host)) {
+                for (number, (rule, http)) in (1..).zip(self.matches(listener.port, host)) {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }

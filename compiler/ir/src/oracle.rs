@@ -13,9 +13,13 @@
 //! - If a query parameter is sent several times, its first value is used. Names and values are
 //!   compared as sent.
 //! - The method is compared as sent: methods are case-sensitive (RFC 9110 §9.1).
+//! - A condition on an attribute of the client holds for no request whose client's is not known. The
+//!   scheme is that of the client's connection to the gateway, whatever the request says of it; the
+//!   namespace and the labels are those of the workload that the client proved to be.
 //! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
 
-use canal_model::ids::ServiceKey;
+use canal_model::client_attributes::{ClientAttribute, is_client_attribute};
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{
     AUTHORITY, AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, METHOD,
     PathMatch, RouteAction, RouteKey, RouteMirror, RouteRule, TextMatch, ValueMatch, Workload,
@@ -32,6 +36,35 @@ use canal_oracle::authorization::routing_path;
 use canal_oracle::cors::{self, OracleCors};
 use canal_oracle::filters::{self, ForwardedRequest};
 
+/// What a gateway knows of a client without any header of its requests.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OracleClient {
+    /// Whether the gateway terminates the client's own TLS.
+    pub is_tls: bool,
+    /// Namespace of the identity that the client proved, if it is one of the tenant.
+    pub namespace: Option<Namespace>,
+    /// Labels of the workload with that identity and the client's address; empty if there is none.
+    pub labels: Labels,
+}
+
+impl OracleClient {
+    pub fn scheme(&self) -> UrlScheme {
+        match self.is_tls {
+            true => UrlScheme::Https,
+            false => UrlScheme::Http,
+        }
+    }
+
+    /// Returns the value of an attribute (`canal_model::client_attributes`), if it is known.
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        match ClientAttribute::of_name(name)? {
+            ClientAttribute::Scheme => Some(self.scheme().text()),
+            ClientAttribute::SourceNamespace => self.namespace.as_ref().map(Namespace::as_str),
+            ClientAttribute::SourceLabel(key) => self.labels.get(key).map(String::as_str),
+        }
+    }
+}
+
 /// The parts of a request that routing uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OracleRequest {
@@ -45,6 +78,7 @@ pub struct OracleRequest {
     pub target: String,
     /// Headers in the order sent.
     pub headers: Vec<(String, String)>,
+    pub client: OracleClient,
 }
 
 /// The routing decision for a request.
@@ -81,28 +115,16 @@ pub enum RoutingVerdict {
     NoRule,
 }
 
-/// Returns the routing decision that the IR defines for one request of a client that comes through
-/// its node, or in plaintext.
+/// Returns the routing decision that the IR defines for one request.
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
-    decide_by_scheme(ir, UrlScheme::Http, request)
-}
-
-/// Returns the routing decision that the IR defines for one request; the scheme is https if the
-/// gateway terminates the client's own TLS.
-pub fn decide_by_scheme(ir: &Ir, scheme: UrlScheme, request: &OracleRequest) -> RoutingVerdict {
     match find(ir, request) {
         Err(verdict) => *verdict,
-        Ok((rule, http)) => verdict_of(rule, http, scheme, request),
+        Ok((rule, http)) => verdict_of(rule, http, request),
     }
 }
 
 /// Returns the decision of a rule that matches a request by the match `http`.
-pub fn verdict_of(
-    rule: &RouteRule,
-    http: &HttpMatch,
-    scheme: UrlScheme,
-    request: &OracleRequest,
-) -> RoutingVerdict {
+pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -> RoutingVerdict {
     match &rule.action {
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),
@@ -119,7 +141,7 @@ pub fn verdict_of(
                 rule.filters.as_deref(),
                 &http.path,
                 &sent(request),
-                (scheme, request.port),
+                (request.client.scheme(), request.port),
             )
             .map(Box::new),
         },
@@ -417,13 +439,17 @@ fn header_holds(condition: &ValueMatch, request: &OracleRequest) -> bool {
     }
 }
 
-/// Returns the lines of a header, or the one value of a pseudo-header.
+/// Returns the lines of a header, or the one value of a pseudo-header or attribute.
 fn header_lines(request: &OracleRequest, name: &str) -> Vec<String> {
     match name {
         METHOD => vec![request.method.clone()],
         AUTHORITY => {
             let host = normal_host(&request.host);
             vec![host.trim_matches(['[', ']']).to_owned()]
+        }
+        name if is_client_attribute(name) => {
+            let value = request.client.attribute(name);
+            value.into_iter().map(str::to_owned).collect()
         }
         _ => {
             let headers = request.headers.iter();

@@ -20,6 +20,7 @@
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
 //!   specific host that matches. A closed listener keeps its host, so that no other listener answers
 //!   for it.
+//! - A rule that names a port applies on that port's listeners only.
 //! - Of the listener's rules that match, that of the most specific host decides, as its route names
 //!   it; of those of one host, the first in match order. If none matches, the response is 404.
 //! - If a match of the listener requires more of the path than `/`, the path is compared in its
@@ -32,7 +33,6 @@ use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
-use canal_model::route_filters::UrlScheme;
 
 use crate::ir::Ir;
 use crate::ir_ingress::{GatewayIr, ListenerIr};
@@ -74,16 +74,6 @@ pub enum ArrivalTransport<'a> {
     Tls(Option<&'a str>),
 }
 
-impl ArrivalTransport<'_> {
-    /// Returns the scheme of the requests on such a connection.
-    pub fn scheme(&self) -> UrlScheme {
-        match self {
-            Self::Plaintext => UrlScheme::Http,
-            Self::Tls(_) => UrlScheme::Https,
-        }
-    }
-}
-
 /// Returns the Gateway that has an address, if a Gateway requests it.
 pub fn gateway_at(ir: &Ir, address: IpAddr) -> Option<&GatewayIr> {
     ir.ingress
@@ -108,6 +98,9 @@ pub fn decide(
     let Some(protocol) = protocol_of(gateway, request.port) else {
         return IngressVerdict::NoListener;
     };
+    let mut request = request.clone();
+    request.client.is_tls = matches!(transport, ArrivalTransport::Tls(_));
+    let request = &request;
     let host = normal_host(&request.host);
     let chosen = listener_for(gateway, request.port, &host);
     match (transport, protocol) {
@@ -135,7 +128,7 @@ pub fn decide(
     IngressVerdict::Routed {
         listener: chosen.listener.name.clone(),
         verdict: match deciding_rule(gateway, chosen, &host, request) {
-            Some((rule, http)) => verdict_of(rule, http, transport.scheme(), request),
+            Some((rule, http)) => verdict_of(rule, http, request),
             None => RoutingVerdict::NoRule,
         },
     }
@@ -189,7 +182,8 @@ pub fn deciding_rule<'a>(
 ) -> Option<(&'a RouteRule, &'a HttpMatch)> {
     let all = listener.virtual_hosts.iter();
     let matching = all.clone().filter(|it| is_for(it.host.as_ref(), host));
-    let all = all.flat_map(|host| gateway.matches(host));
-    let candidates = matching.flat_map(|host| gateway.matches(host));
+    let port = listener.listener.port;
+    let all = all.flat_map(|host| gateway.matches(port, host));
+    let candidates = matching.flat_map(|host| gateway.matches(port, host));
     first_match(all, candidates, request)
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use canal_model::ingress::{Listener, ListenerFault, ListenerProtocol};
 
 use crate::ir_ingress::GatewayIr;
-use crate::oracle::{OracleRequest, RoutingVerdict, normal_host, verdict_of};
+use crate::oracle::{OracleClient, OracleRequest, RoutingVerdict, normal_host, verdict_of};
 use crate::oracle_ingress::{ArrivalTransport, deciding_rule, listener_for, protocol_of};
 
 /// The decision about a connection that arrived at a Gateway's port that relays.
@@ -93,12 +93,13 @@ pub fn decide(gateway: &GatewayIr, transport: ArrivalTransport<'_>, port: u16) -
         method: String::new(),
         target: "/".to_owned(),
         headers: Vec::new(),
+        client: OracleClient::default(),
     };
     RelayVerdict::Relayed {
         listener: own.listener.name.clone(),
         is_terminated,
         verdict: match deciding_rule(gateway, own, &name, &connection) {
-            Some((rule, http)) => verdict_of(rule, http, transport.scheme(), &connection),
+            Some((rule, http)) => verdict_of(rule, http, &connection),
             None => RoutingVerdict::NoRule,
         },
     }

@@ -6,11 +6,15 @@
 //! - The default port of the URL's scheme is left out. The port of the request's host also is if it
 //!   is the default one of the client's scheme, and the redirect changes the scheme.
 //! - A path that gets a dot segment by its rewrite is answered with 400.
+//! - A response that the gateway makes because of an error, after it has chosen the rule and the
+//!   backend, gets their changes of response headers, as an endpoint's response does
+//!   ([`crate::filters`]). But headers that an authorizer wrote stay as they are, and
+//!   `content-type` is not removed.
 
 use canal_model::program::PathMatch;
 use canal_model::route_filters::{RedirectPort, RouteAnswer, RouteFilters, UrlRedirect, UrlScheme};
 
-use crate::filters::{ForwardedRequest, has_dot_segment, rewritten_target};
+use crate::filters::{ForwardedRequest, has_dot_segment, returned, rewritten_target};
 
 /// A response of the gateway, without the headers that frame it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +59,28 @@ pub fn answer(
         headers,
         body,
     })
+}
+
+/// Returns the headers of a response that the gateway makes because of an error, sorted by name.
+/// `own` are those without the filters of the rule and then of the backend, and `authorizer` those
+/// that an authorizer wrote.
+pub fn error_headers(
+    filters: [Option<&RouteFilters>; 2],
+    own: &[(String, String)],
+    authorizer: &[(String, String)],
+) -> Vec<(String, String)> {
+    let is_free = |name: &String| !authorizer.iter().any(|(written, _)| written == name);
+    let allowed = filters.map(|filters| {
+        let mut allowed = filters?.clone();
+        let changes = &mut allowed.response_headers;
+        changes.set.retain(|(name, _)| is_free(name));
+        changes.add.retain(|(name, _)| is_free(name));
+        let is_removed = |name: &String| is_free(name) && name != "content-type";
+        changes.remove.retain(is_removed);
+        Some(allowed)
+    });
+    let sent: Vec<_> = own.iter().chain(authorizer).cloned().collect();
+    returned(allowed.each_ref().map(Option::as_ref), &sent)
 }
 
 fn location(

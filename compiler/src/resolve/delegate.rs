@@ -123,6 +123,26 @@ impl<'a> DelegateIndex<'a> {
         counts.fold(0, usize::saturating_add)
     }
 
+    /// Returns whether this holds for a rule of an object, or for one of its delegates as it is written.
+    pub(super) fn any_rule(
+        &self,
+        root: &Sourced<'_, VirtualService>,
+        mut holds: impl FnMut(&Namespace, &VirtualServiceRoute) -> bool,
+    ) -> bool {
+        let own = &root.object.metadata.namespace;
+        let rules = root.object.spec.http.iter().flat_map(|rule| {
+            let delegate = self.delegate_of(own, rule).into_iter();
+            let inner = delegate.flat_map(|it| {
+                let rules = it.object.spec.http.iter();
+                rules.map(move |rule| (&it.object.metadata.namespace, rule))
+            });
+            std::iter::once((own, rule)).chain(inner)
+        });
+        // An object with more rules is broken, and they are not read.
+        let mut rules = rules.take(2 * RULES_PER_ROUTE_MAX);
+        rules.any(|(namespace, rule)| holds(namespace, rule))
+    }
+
     /// Iterates over the rules of an object, at most [`RULES_PER_ROUTE_MAX`]. Each is made when it
     /// is asked for, because a delegate's rules are copied for each rule that delegates to it.
     pub(super) fn rules_of<'i>(
@@ -505,6 +525,7 @@ fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRe
     let mut merged = leaf.clone();
     let root = root.clone();
     merged.uri = merged.uri.or(root.uri);
+    merged.scheme = merged.scheme.or(root.scheme);
     merged.method = merged.method.or(root.method);
     merged.authority = merged.authority.or(root.authority);
     merged.port = merged.port.or(root.port);
@@ -516,6 +537,12 @@ fn merged_match(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> HttpMatchRe
     }
     for (name, condition) in root.query_params {
         merged.query_params.entry(name).or_insert(condition);
+    }
+    for (key, value) in root.source_labels {
+        merged.source_labels.entry(key).or_insert(value);
+    }
+    if merged.source_namespace.is_empty() {
+        merged.source_namespace = root.source_namespace;
     }
     if merged.gateways.is_empty() {
         merged.gateways = root.gateways;
@@ -530,14 +557,25 @@ fn is_conflict(root: &HttpMatchRequest, leaf: &HttpMatchRequest) -> bool {
         leaves.any(|(name, condition)| differs(root.get(name), Some(condition)))
     };
     differs(root.uri.as_ref(), leaf.uri.as_ref())
+        || differs(root.scheme.as_ref(), leaf.scheme.as_ref())
         || differs(root.method.as_ref(), leaf.method.as_ref())
         || differs(root.authority.as_ref(), leaf.authority.as_ref())
         || is_outside(&root.headers, &leaf.headers)
         || is_outside(&root.without_headers, &leaf.without_headers)
         || is_outside(&root.query_params, &leaf.query_params)
+        || differ(&root.source_namespace, &leaf.source_namespace)
+        || leaf.source_labels.iter().any(|(key, value)| {
+            let of_root = root.source_labels.get(key);
+            of_root.is_some_and(|of_root| of_root != value)
+        })
         || root.ignore_uri_case != leaf.ignore_uri_case
         || matches!((root.port, leaf.port), (Some(root), Some(leaf)) if root != leaf)
         || !root.gateways.is_empty() && leaf.gateways.iter().any(|it| !root.gateways.contains(it))
+}
+
+/// Returns whether two texts differ, of which an empty one means any.
+fn differ(root: &str, leaf: &str) -> bool {
+    !root.is_empty() && !leaf.is_empty() && root != leaf
 }
 
 /// Returns whether a text that the delegate's condition accepts may be one that the other refuses,

@@ -1,6 +1,8 @@
 //! Where the rules of a VirtualService apply: a service in the mesh, or a Gateway. It decides which
 //! matches hold there, for which ports, and in which order.
 
+use std::collections::BTreeSet;
+
 use canal_attachment::{MESH, gateway_name};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
@@ -23,8 +25,10 @@ pub(super) struct RoutePoint<'a> {
     pub(super) regex_bytes_left: usize,
     /// The Gateway; `None` for a service.
     gateway: Option<(Namespace, ObjectName)>,
-    /// Whether a match of the object holds for all requests, so that later ones hold for none.
-    has_catch_all: bool,
+    /// Whether each rule of the object is attached to each port of the Gateway alone.
+    is_split: bool,
+    /// Ports at which a match of the object holds for all requests, so that later ones hold for none.
+    catch_all_ports: BTreeSet<Option<u16>>,
 }
 
 /// Says that a match holds for no request.
@@ -37,7 +41,8 @@ impl<'a> RoutePoint<'a> {
             ports: service.ports.iter().map(|port| port.port).collect(),
             regex_bytes_left: REGEXES_PER_SERVICE_BYTES_MAX,
             gateway: None,
-            has_catch_all: false,
+            is_split: false,
+            catch_all_ports: BTreeSet::new(),
         }
     }
 
@@ -52,8 +57,16 @@ impl<'a> RoutePoint<'a> {
             ports,
             regex_bytes_left,
             gateway: Some(gateway),
-            has_catch_all: false,
+            is_split: false,
+            catch_all_ports: BTreeSet::new(),
         }
+    }
+
+    /// Attaches each rule to each port of the Gateway alone if there are several, and a rule of the
+    /// object depends on the port. Istio makes the rules of each port on their own, so that their
+    /// order may differ too.
+    pub(super) fn split_ports(&mut self, depends_on_port: impl FnOnce() -> bool) {
+        self.is_split = self.gateway.is_some() && self.ports.len() > 1 && depends_on_port();
     }
 
     /// Returns why an object cannot apply here as written: the mesh has no routes for some clients
@@ -70,10 +83,10 @@ impl<'a> RoutePoint<'a> {
 
     /// Returns the number of copies of a rule that data planes may receive.
     pub(super) fn rule_copies(&self) -> usize {
-        match self.gateway {
-            Some(_) => 1,
-            None => self.ports.len().max(1),
+        if self.gateway.is_some() && !self.is_split {
+            return 1;
         }
+        self.ports.len().max(1)
     }
 
     /// Returns the name in the keys of the rules of an object in `namespace`.
@@ -142,15 +155,44 @@ impl<'a> RoutePoint<'a> {
         Ok(is_named)
     }
 
-    /// Returns the port to which a match is limited; `None` means all.
-    pub(super) fn port_of(
+    /// Returns whether a match can hold for a client here. `gateways` are those of the object. Clients of
+    /// a Gateway are outside the mesh, so no match on their workload holds there.
+    pub(super) fn may_have_source(
+        &self,
+        gateways: &[String],
+        condition: &HttpMatchRequest,
+        field: &str,
+        rule: &mut RuleContext<'_>,
+    ) -> bool {
+        let is_for_all =
+            condition.source_labels.is_empty() && condition.source_namespace.is_empty();
+        if self.gateway.is_none() || is_for_all {
+            return true;
+        }
+        // An object that also applies to the mesh means its clients there.
+        if !gateways.iter().any(|written| written == MESH) {
+            let problem =
+                "clients of a Gateway have no labels and no namespace, so this never matches";
+            let fix = "add mesh to spec.gateways, or remove sourceLabels and sourceNamespace";
+            let issue = FieldIssue::new("", problem, fix).with_code(Code::MatchNeverApplies);
+            rule.warning(field, issue);
+        }
+        false
+    }
+
+    /// Returns the ports to which a match is limited; `None` means all.
+    pub(super) fn ports_of(
         &self,
         condition: &HttpMatchRequest,
         field: &str,
         rule: &mut RuleContext<'_>,
-    ) -> Result<Option<u16>, NeverMatches> {
+    ) -> Result<Vec<Option<u16>>, NeverMatches> {
         let Some(port) = condition.port.map(std::num::NonZeroU16::get) else {
-            return Ok(None);
+            let each = self.ports.iter().copied().map(Some);
+            return Ok(match self.is_split {
+                true => each.collect(),
+                false => vec![None],
+            });
         };
         let ServiceKey {
             namespace, name, ..
@@ -169,35 +211,25 @@ impl<'a> RoutePoint<'a> {
             rule.warning(field, issue);
             return Err(NeverMatches);
         }
-        if self.gateway.is_none() {
-            return Ok(Some(port));
-        }
-        if self.ports.len() > 1 {
-            let problem = "a port of a Gateway that serves the object's hosts at several ports cannot be matched in this version";
-            let fix = "write a Gateway and a VirtualService for each port";
-            let issue = FieldIssue::new("port", problem, fix).with_code(Code::UnsupportedField);
-            rule.broken(field, issue);
-        }
-        Ok(None)
+        // A rule on a Gateway with one port needs no port.
+        let is_needed = self.gateway.is_none() || self.is_split;
+        Ok(vec![is_needed.then_some(port)])
     }
 
-    /// Returns whether a rule may be attached to each port alone, so that its destinations have the
-    /// port that was dialled. On a Gateway with several ports, such a rule is broken.
-    pub(super) fn can_fan_out(&self, rule: &mut RuleContext<'_>) -> bool {
-        if self.gateway.is_none() {
-            return true;
-        }
-        if self.ports.len() > 1 {
-            let problem = "the destination has several ports and names none, and the Gateway serves the object's hosts at several ports";
-            let fix = "write destination.port.number";
-            rule.broken("route", FieldIssue::new("", problem, fix));
-        }
-        false
+    /// Returns whether a rule that follows the dialled port is attached to each port by itself. On a
+    /// Gateway, all rules of its object are, or there is one port.
+    pub(super) fn fans_out(&self) -> bool {
+        self.gateway.is_none()
     }
 
-    /// Sorts a match, which is in the order of its object. On a Gateway, Istio merges the objects of a
+    /// Sorts a match at a port, which is in the order of its object. On a Gateway, Istio merges the objects of a
     /// host, the oldest first, and puts the matches that hold for all requests at the end.
-    pub(super) fn sort(&mut self, http: &mut HttpMatch, root: &Document, hosts: &[HostMatch]) {
+    pub(super) fn sort(
+        &mut self,
+        http: &mut HttpMatch,
+        root: &Document,
+        (port, hosts): (Option<u16>, &[HostMatch]),
+    ) {
         if self.gateway.is_none() {
             return;
         }
@@ -206,12 +238,14 @@ impl<'a> RoutePoint<'a> {
             && http.headers.is_empty()
             && http.query.is_empty()
             && matches!(&http.path, PathMatch::StringPrefix(path) if path == "/");
-        let order = match (self.has_catch_all, is_catch_all) {
+        let order = match (self.catch_all_ports.contains(&port), is_catch_all) {
             (false, false) => CatchAllOrder::Before,
             (false, true) => CatchAllOrder::CatchAll,
             (true, _) => CatchAllOrder::After,
         };
-        self.has_catch_all |= is_catch_all;
+        if is_catch_all {
+            self.catch_all_ports.insert(port);
+        }
         let indexes = http.precedence.indexes;
         http.precedence = precedence::istio_on_gateway(root, indexes, order);
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use canal_attachment::{
     BindingProblem, BoundRules, LISTENER_PARENTS_PER_ROUTE_MAX, MESH, gateway_name,
 };
+use canal_model::client_attributes::{SCHEME, SOURCE_LABEL, SOURCE_NAMESPACE};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
 use canal_model::policy::istio::{
@@ -17,7 +18,7 @@ use canal_model::program::{
     AUTHORITY, Backend, HostMatch, HttpMatch, METHOD, PathMatch, Precedence, RouteAction, RouteKey,
     RouteObject, RouteRule, TextMatch, ValueMatch,
 };
-use canal_model::route_filters::RouteAnswer;
+use canal_model::route_filters::{RouteAnswer, UrlScheme};
 
 use super::connection_rules::NamedGateway;
 use super::delegate::{
@@ -326,6 +327,12 @@ impl VirtualServices<'_> {
                 fix,
             );
         }
+        point.split_ports(|| {
+            self.delegates.any_rule(sourced, |namespace, rule| {
+                let mut matches = rule.matches.iter();
+                matches.any(|it| it.port.is_some()) || fans_out(namespace, rule, self.to)
+            })
+        });
         let mut regexes = RegexBudget {
             bytes_left: point.regex_bytes_left,
             copies: point.rule_copies(),
@@ -396,7 +403,7 @@ fn attach_rule(
     let answer = route_answers::of_virtual_service(&rule.written, reading);
     let groups = groups((sourced, at, rule), point, reading);
     let fans_out = fans_out(rule.namespace, &rule.written, to);
-    let fans_out = fans_out && point.can_fan_out(reading);
+    let fans_out = fans_out && point.fans_out();
     for (number, (group, matches)) in groups.iter().enumerate() {
         let part = part_of(number, groups.len());
         for port in rule_ports(group.port, fans_out, &point.ports) {
@@ -624,19 +631,24 @@ fn groups(
             // The match is for other Gateways.
             continue;
         }
-        let port = match point.port_of(condition, &field, rule) {
-            Ok(port) => port,
+        if !point.may_have_source(&sourced.object.spec.gateways, condition, &field, rule) {
+            continue;
+        }
+        let ports = match point.ports_of(condition, &field, rule) {
+            Ok(ports) => ports,
             // Such a match has a diagnostic already.
             Err(NeverMatches) => continue,
         };
         let hosts = authority(&field, condition, rule);
         let order = precedence::istio(sourced.document, [place, at]);
-        let mut http = http_match(&field, condition, order, rule);
-        point.sort(&mut http, sourced.document, &hosts);
-        groups
-            .entry(RouteGroup { port, hosts })
-            .or_default()
-            .push(http);
+        let http = http_match(&field, condition, order, rule);
+        for port in ports {
+            let mut http = http.clone();
+            point.sort(&mut http, sourced.document, (port, &hosts));
+            let hosts = hosts.clone();
+            let group = groups.entry(RouteGroup { port, hosts }).or_default();
+            group.push(http);
+        }
     }
     groups.into_iter().collect()
 }
@@ -732,6 +744,8 @@ fn http_match(
     headers.extend(pattern_of("method", METHOD, &written.method, field, rule));
     let authority = &written.authority;
     headers.extend(pattern_of("authority", AUTHORITY, authority, field, rule));
+    headers.extend(scheme(field, &written.scheme, rule));
+    headers.extend(source(field, written, rule));
     let query = written
         .query_params
         .iter()
@@ -763,7 +777,52 @@ fn without_headers(
     })
 }
 
-/// Resolves the pattern that `method` or `authority` is compared with, if it is no exact text.
+/// Resolves the condition on the scheme. As in Istio, letter case counts.
+fn scheme(
+    field: &str,
+    written: &Option<StringMatch>,
+    rule: &mut RuleContext<'_>,
+) -> Option<ValueMatch> {
+    let written = written.as_ref()?;
+    let Ok(TextMatch::Exact(exact)) = value(written) else {
+        return pattern_of("scheme", SCHEME, &Some(written.clone()), field, rule);
+    };
+    let schemes = [UrlScheme::Http, UrlScheme::Https].map(UrlScheme::text);
+    if !schemes.contains(&exact.as_str()) {
+        let problem = "no request has this scheme, so this never matches";
+        let issue = FieldIssue::new("scheme", problem, "write http or https");
+        rule.warning(field, issue.with_code(Code::MatchNeverApplies));
+    }
+    Some(ValueMatch {
+        name: SCHEME.to_owned(),
+        value: TextMatch::Exact(exact),
+    })
+}
+
+/// Resolves the conditions on the client's workload.
+fn source(field: &str, written: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> Vec<ValueMatch> {
+    let labels = written.source_labels.iter().map(|(key, value)| {
+        let name = text(key).map(|key| format!("{SOURCE_LABEL}{key}"));
+        (format!(".{key}"), name, text(value).map(TextMatch::Exact))
+    });
+    let mut conditions = conditions(rule, &format!("{field}.sourceLabels"), labels);
+    let namespace = &written.source_namespace;
+    if !namespace.is_empty() {
+        match Namespace::new(namespace.as_str()) {
+            Ok(namespace) => conditions.push(ValueMatch {
+                name: SOURCE_NAMESPACE.to_owned(),
+                value: TextMatch::Exact(namespace.to_string()),
+            }),
+            Err(problem) => {
+                let issue = FieldIssue::new("", problem.to_string(), "write a namespace's name");
+                rule.broken(&format!("{field}.sourceNamespace"), issue);
+            }
+        }
+    }
+    conditions
+}
+
+/// Resolves the pattern that `method`, `authority` or `scheme` is compared with, if it is no exact text.
 /// Hosts are compared in lower case and without their port.
 fn pattern_of(
     what: &str,
@@ -773,12 +832,17 @@ fn pattern_of(
     rule: &mut RuleContext<'_>,
 ) -> Option<ValueMatch> {
     let pattern = match written.as_ref()? {
-        // `authority` and `http_match` read exact texts.
-        StringMatch { exact: Some(_), .. } => return None,
+        // `authority` and `http_match` read exact texts. With another condition beside it, one is
+        // broken: to leave both out would match more.
         StringMatch {
+            exact: Some(_),
+            prefix: None,
+            regex: None,
+        } => return None,
+        StringMatch {
+            exact: None,
             prefix: Some(prefix),
             regex: None,
-            ..
         } if name == AUTHORITY => text(&prefix.to_ascii_lowercase()).map(TextMatch::Prefix),
         written => value(written),
     };

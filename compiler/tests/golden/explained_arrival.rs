@@ -3,7 +3,7 @@
 //! `certificate` is a certificate of the listener's authorities.
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_explain::{ArrivalDescription, explain_arrival};
 
 use super::{ingress, parse_headers};
@@ -51,6 +51,7 @@ fn read(ir: &Ir, arrival: &str) -> ArrivalDescription {
             method: (*method).to_owned(),
             target: (*target).to_owned(),
             headers: parse_headers(headers),
+            client: OracleClient::default(),
         }),
         // Without a host and a target, only the connection is explained.
         _ => None,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::GatewayIr;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
+use canal_compiler::oracle::{OracleClient, OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{
     ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of, validation_of,
 };
@@ -50,6 +50,7 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         method: method.to_owned(),
         target: target.to_owned(),
         headers: parse_headers(headers),
+        client: OracleClient::default(),
     };
     let verdict = match decide(found, transport, &request) {
         IngressVerdict::NoListener => "no listener".to_owned(),

@@ -3,7 +3,7 @@
 //! `direct` bypasses the gateways.
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_explain::{RequestDescription, explain};
 
 pub(crate) fn answer(ir: &Ir, question: &str) -> String {
@@ -29,6 +29,7 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
         method: "GET".to_owned(),
         target: "/".to_owned(),
         headers: Vec::new(),
+        client: OracleClient::default(),
     };
     let identity = match from {
         // The client is named by its identity, by NAMESPACE/ACCOUNT, or by its address alone.

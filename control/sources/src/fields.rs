@@ -374,7 +374,7 @@ const DESTINATION_SUBNETS: &str = "a Gateway has one address, whose ports are ma
 const CLIENT_LABELS: &str = "the client's labels cannot be matched in this version";
 const CLIENT_NAMESPACE: &str = "the client's namespace cannot be matched in this version";
 
-const VIRTUAL_SERVICE: [KnownField; 14] = [
+const VIRTUAL_SERVICE: [KnownField; 11] = [
     never(
         "spec.tls[].match[].destinationSubnets",
         DESTINATION_SUBNETS,
@@ -406,17 +406,6 @@ const VIRTUAL_SERVICE: [KnownField; 14] = [
         "spec.http[].fault.abort.http2Error",
         "resets of HTTP/2 streams are not supported, as in Istio",
         "write httpStatus or grpcStatus",
-    ),
-    never(
-        "spec.http[].match[].scheme",
-        "the scheme cannot be matched in this version",
-        REMOVE,
-    ),
-    never("spec.http[].match[].sourceLabels", CLIENT_LABELS, REMOVE),
-    never(
-        "spec.http[].match[].sourceNamespace",
-        CLIENT_NAMESPACE,
-        REMOVE,
     ),
     left_out(
         "spec.http[].match[].statPrefix",
@@ -647,7 +636,7 @@ mod tests {
                 false,
             ),
             (
-                "VirtualService spec.http[].match[].sourceLabels {a: b}",
+                "VirtualService spec.tcp[].match[].sourceLabels {a: b}",
                 false,
             ),
             ("Service spec.publishNotReadyAddresses true", true),

@@ -675,6 +675,7 @@ impl SnapshotBuilder {
             slot: self.endpoint_set(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
+            routed_by_client: routes.as_ref().is_some_and(|r| r.reads_client(p.port)),
             termination: self.port_termination(key, p, &names.hostname),
             is_proxied: gateway
                 .as_ref()

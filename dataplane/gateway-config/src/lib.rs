@@ -264,6 +264,8 @@ pub struct PortView {
     pub routed: bool,
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
+    /// True if routes depend on attributes of the client; then the engine looks them up.
+    pub routed_by_client: bool,
     /// Termination of TLS from clients without a node proxy, if configured.
     pub termination: Option<Arc<PortTermination>>,
     /// True if connections begin with a header of the PROXY protocol.

@@ -192,11 +192,18 @@ impl MatchedFilters {
         &self.rule.action
     }
 
+    /// Returns the changes of the headers of a response that the gateway makes because of an error, if
+    /// there are any. Such a response is not shared with scripts of other origins.
+    pub fn error_headers(&self) -> Option<&HeaderModifier> {
+        let changes = self.filters().map(|filters| &filters.response_headers);
+        changes.filter(|headers| !headers.is_empty())
+    }
+
     /// Returns the changes of the response's headers, if there are any.
     pub fn response_headers(&self) -> Option<&HeaderModifier> {
         let changes = match &self.cors {
             Some(CorsOutcome::Response(changes)) => Some(changes),
-            _ => self.filters().map(|filters| &filters.response_headers),
+            _ => return self.error_headers(),
         };
         changes.filter(|headers| !headers.is_empty())
     }

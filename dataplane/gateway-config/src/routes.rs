@@ -359,6 +359,12 @@ impl ServiceRoutes {
         routers.any(|router| router.reads_path(port))
     }
 
+    /// True if a rule for this port depends on an attribute of the client.
+    pub fn reads_client(&self, port: u16) -> bool {
+        let mut routers = self.compiled.routers.iter();
+        routers.any(|router| router.reads_client(port))
+    }
+
     /// True if a request on a TLS connection belongs to another listener of the port than the
     /// connection, whose client sent this server name. The client must use another connection for
     /// the host (GEP-3567).

@@ -189,10 +189,11 @@ pub(crate) trait HttpDownstream {
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
 
-    /// Ends the request.
+    /// Ends the request. A local reply gets the rule's `changes` of response headers.
     async fn finish(
         &mut self,
         state: &mut RequestState,
+        changes: Option<&HeaderModifier>,
         ended: Result<ExchangeEnd, ProxyError>,
     ) -> Self::End;
 }
@@ -888,7 +889,16 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             .await
     }
 
-    async fn finish(&mut self, ended: Result<ExchangeEnd, ProxyError>) -> D::End {
-        self.client.finish(&mut self.state, ended).await
+    async fn finish(
+        &mut self,
+        routed: Option<&RoutedRequest>,
+        ended: Result<ExchangeEnd, ProxyError>,
+    ) -> D::End {
+        // A response of an endpoint was changed when its head was sent.
+        let changes = match &ended {
+            Ok(_) => None,
+            Err(_) => routed.and_then(RoutedRequest::error_headers),
+        };
+        self.client.finish(&mut self.state, changes, ended).await
     }
 }

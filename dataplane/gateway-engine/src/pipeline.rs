@@ -97,8 +97,12 @@ pub(crate) trait ClientTraffic {
     }
 
     /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to
-    /// the client's connection.
-    async fn finish(&mut self, ended: Result<Self::Done, ProxyError>) -> Self::End;
+    /// the client's connection. `routed` is `None` if the request failed before it was routed.
+    async fn finish(
+        &mut self,
+        routed: Option<&RoutedRequest>,
+        ended: Result<Self::Done, ProxyError>,
+    ) -> Self::End;
 
     /// Returns the most attempts for this traffic.
     fn attempts_max(&self, _routed: &RoutedRequest) -> usize {
@@ -284,7 +288,7 @@ pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
         }
     };
     let ended = phases.await;
-    traffic.finish(ended).await
+    traffic.finish(admitted.as_ref(), ended).await
 }
 
 /// Returns the policies by which a request is authorized at the selected endpoint; `None` if it is

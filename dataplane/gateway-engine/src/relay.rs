@@ -251,7 +251,7 @@ impl ClientTraffic for RelayedConnection {
         Ok(Some(self.run(client, io, &selected, routed.version).await))
     }
 
-    async fn finish(&mut self, ended: Result<RelayEnd, ProxyError>) {
+    async fn finish(&mut self, _: Option<&RoutedRequest>, ended: Result<RelayEnd, ProxyError>) {
         let counts = &self.worker.counts;
         let (flag, bytes) = match ended {
             // The record reports a connection that was dropped.

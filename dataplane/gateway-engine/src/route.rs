@@ -8,9 +8,11 @@ use std::rc::Rc;
 
 use canal_gateway_config::{
     FilterChain, MatchedFilters, PortTermination, PortView, RouteOutcome, Snapshot, TenantTls,
+    WorkloadView,
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::ingress::is_gateway_service;
 use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
@@ -89,6 +91,12 @@ impl RoutedRequest {
         let of_rule = || self.matched.as_deref()?.response_headers();
         own.or_else(of_rule)
     }
+
+    /// Returns the changes that the rule makes of the headers of a response that the gateway makes
+    /// because of an error, if any.
+    pub(crate) fn error_headers(&self) -> Option<&HeaderModifier> {
+        self.matched.as_deref()?.error_headers()
+    }
 }
 
 /// Admits and routes a request. Sets the record's target, also when the request is refused.
@@ -113,7 +121,13 @@ pub(crate) fn request<R: RoutableRequest>(
                 return Err(ProxyError::Misdirected);
             }
             Ok((
-                decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?,
+                decide(
+                    worker,
+                    (session, &snapshot),
+                    &resolved,
+                    request,
+                    record.texts.as_mut(),
+                )?,
                 admission,
             ))
         });
@@ -158,7 +172,7 @@ pub(crate) fn connection(
         ResolvedDestination::Service { service, .. } if is_gateway_service(&service.names.key) => {
             let name = session.principal.server_name.as_deref();
             let connection = OpaqueConnection(name.unwrap_or_default());
-            let (routed, _, _) = decide(worker, &snapshot, &resolved, &connection, None)
+            let (routed, _, _) = decide(worker, (session, &snapshot), &resolved, &connection, None)
                 .map_err(|fault| (fault, Some((view, None))))?;
             (routed, FilterChain::default(), None)
         }
@@ -304,10 +318,67 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
     }
 }
 
+/// A request with what the gateway knows of its client, for the few services whose rules ask.
+struct OfClient<'a, R> {
+    request: &'a R,
+    session: &'a ClientSession,
+    /// The client's workload, if it is known.
+    workload: Option<&'a WorkloadView>,
+    /// The path in its normal form, if it was sent in another one.
+    path: Option<&'a str>,
+}
+
+impl<R: RoutableRequest> RoutableRequest for OfClient<'_, R> {
+    fn host(&self) -> &[u8] {
+        self.request.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.request.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.map_or(self.request.path(), str::as_bytes)
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.request.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.request.header(name, visit);
+    }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        let principal = &self.session.principal;
+        match ClientAttribute::of_name(name)? {
+            // As for `x-forwarded-proto`: what a client claims of its scheme proves nothing.
+            ClientAttribute::Scheme => Some(self.session.scheme().as_bytes()),
+            ClientAttribute::SourceNamespace => principal.own_namespace().map(str::as_bytes),
+            ClientAttribute::SourceLabel(key) => {
+                let value = self.workload?.labels.get(key)?;
+                Some(value.as_bytes())
+            }
+        }
+    }
+}
+
+/// Returns the workload that has the client's address, if the client proved the workload's identity. So
+/// nobody gets the labels of another account's workload, and plaintext has no labels.
+#[cold]
+fn client_workload<'s>(
+    session: &ClientSession,
+    snapshot: &'s Snapshot,
+) -> Option<&'s WorkloadView> {
+    session.principal.own_namespace()?;
+    let tenant = snapshot.tenant(session.account.tenant.as_str())?;
+    let workload = tenant.workload_at(session.client.ip())?;
+    let proved = session.principal.spiffe_id();
+    let mut identities = workload.identity.iter();
+    identities
+        .any(|identity| identity.to_string() == proved)
+        .then_some(&**workload)
+}
+
 /// Returns the endpoint set for a request, and what its rule asks for.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
-    snapshot: &Snapshot,
+    (session, snapshot): (&ClientSession, &Snapshot),
     resolved: &ResolvedDestination,
     request: &R,
     texts: Option<&mut Box<LogFields>>,
@@ -331,6 +402,16 @@ fn decide<R: RoutableRequest>(
                 None
             };
             let (outcome, rule) = match &normal {
+                _ if port.routed_by_client => {
+                    let path = normal.as_deref();
+                    let request = OfClient {
+                        request,
+                        session,
+                        workload: client_workload(session, snapshot),
+                        path,
+                    };
+                    routes.decide(port.port, &request, worker.random())
+                }
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };

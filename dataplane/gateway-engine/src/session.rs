@@ -342,6 +342,11 @@ impl ClientPrincipal {
         last.1
     }
 
+    /// Returns the namespace of the identity that the client proved, if it is one of the tenant.
+    pub(crate) fn own_namespace(&self) -> Option<&str> {
+        (self.principal.is_some() && !self.foreign).then_some(self.namespace.as_str())
+    }
+
     /// Returns the identity with its scheme; empty if no identity was proved.
     pub(crate) fn spiffe_id(&self) -> String {
         self.principal
@@ -374,5 +379,23 @@ impl ClientPrincipal {
     pub(crate) fn named(mut self, server_name: Option<String>) -> Self {
         self.server_name = server_name;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_of_another_tenant_is_none_of_the_own() {
+        let identity: Identity = "spiffe://beta.example/ns/shop/sa/web".parse().unwrap();
+        let of = |own: &str| {
+            let own: TrustDomain = own.parse().unwrap();
+            let principal = ClientPrincipal::with_verified_peer(&identity, Some(&own));
+            principal.own_namespace().map(str::to_owned)
+        };
+        assert_eq!(of("beta.example").as_deref(), Some("shop"));
+        assert_eq!(of("alpha.example"), None);
+        assert_eq!(ClientPrincipal::default().own_namespace(), None);
     }
 }

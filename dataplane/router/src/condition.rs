@@ -1,6 +1,7 @@
 //! Conditions of a match besides its path: method, headers, query. A header is read and the query
 //! is split only when a condition needs it. Start with [`Conditions::hold`].
 
+use canal_model::client_attributes::is_client_attribute;
 use canal_model::program::{AUTHORITY, HttpMatch, METHOD, TextMatch, ValueMatch};
 use regex_automata::meta::Regex;
 use smallvec::SmallVec;
@@ -43,7 +44,7 @@ impl Conditions {
         }
         Ok(Some(Conditions {
             method: rule.method.as_deref().map(Box::from),
-            headers: compile("header", &rule.headers, str::to_ascii_lowercase, budget)?,
+            headers: compile("header", &rule.headers, header_name, budget)?,
             query: compile("query parameter", &rule.query, str::to_owned, budget)?,
         }))
     }
@@ -83,6 +84,15 @@ impl Conditions {
                 .chain(&self.query)
                 .map(of)
                 .sum::<usize>()
+    }
+}
+
+/// Returns the name of a header in lower case, or the name of an attribute, in which the key of a label
+/// has upper case too.
+fn header_name(name: &str) -> String {
+    match is_client_attribute(name) {
+        true => name.to_owned(),
+        false => name.to_ascii_lowercase(),
     }
 }
 
@@ -196,7 +206,8 @@ impl Condition {
         }
     }
 
-    /// Tests the method or the host, which are headers in Envoy's matches.
+    /// Tests the method or the host, which are headers in Envoy's matches, or what is known of the
+    /// client.
     fn holds_for_pseudo_header<R: RoutableRequest>(&self, request: &R) -> bool {
         match &*self.name {
             METHOD => self.text.holds(request.method()),
@@ -204,7 +215,10 @@ impl Condition {
                 let host = request.host().to_ascii_lowercase();
                 self.text.holds(host.strip_suffix(b".").unwrap_or(&host))
             }
-            _ => false,
+            attribute => {
+                let value = request.client_attribute(attribute);
+                value.is_some_and(|value| self.text.holds(value))
+            }
         }
     }
 

@@ -11,7 +11,8 @@
 //! * [`Router::find`] returns a [`RouteMatch`]: the rule, which of its matches held, and the
 //!   [`RouteDecision`].
 //! * [`Router::reads_path`] returns whether rules of a port depend on the path. Then the caller
-//!   passes the path through [`routing_path`].
+//!   passes the path through [`routing_path`]. [`Router::reads_client`] returns whether they depend on
+//!   what the caller knows of the client.
 //! * [`pick`] distributes a weighted split by a random number of the caller:
 //!   [`BackendChoice::Backend`] (with its index, for state per backend) or
 //!   [`BackendChoice::Refuse`].

@@ -19,4 +19,9 @@ pub trait RoutableRequest {
     fn query(&self) -> Option<&[u8]>;
     /// Calls `visit` with each value of a header, in order. `name` is lower case.
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8]));
+    /// Returns an attribute of the client (`canal_model::client_attributes`); `None` if it is not
+    /// known, so that no condition on it holds.
+    fn client_attribute(&self, _name: &str) -> Option<&[u8]> {
+        None
+    }
 }

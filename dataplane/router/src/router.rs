@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use canal_model::client_attributes::is_client_attribute;
 use canal_model::program::{Backend, PathMatch, RouteAction, RouteRule};
 use canal_model::route_filters::RouteAnswer;
 use hashbrown::{HashMap, HashSet};
@@ -163,6 +164,17 @@ impl Router {
         of_port
             .flat_map(|rule| &rule.matches)
             .any(|http| reads(&http.path))
+    }
+
+    /// Returns true if a rule for this port depends on an attribute of the client
+    /// ([`RoutableRequest::client_attribute`]).
+    pub fn reads_client(&self, port: u16) -> bool {
+        let rules = self.rules.iter();
+        let of_port = rules.filter(|rule| rule.parent_port.is_none_or(|own| own == port));
+        let mut conditions = of_port
+            .flat_map(|rule| &rule.matches)
+            .flat_map(|http| &http.headers);
+        conditions.any(|condition| is_client_attribute(&condition.name))
     }
 
     /// Returns the number of rules.

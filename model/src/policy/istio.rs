@@ -191,6 +191,8 @@ pub struct UriRegexRewrite {
 pub struct HttpMatchRequest {
     pub name: Option<String>,
     pub uri: Option<StringMatch>,
+    /// Scheme that the client uses with the gateway.
+    pub scheme: Option<StringMatch>,
     /// Exact and prefix conditions on the path hold in any case.
     pub ignore_uri_case: bool,
     pub method: Option<StringMatch>,
@@ -204,6 +206,10 @@ pub struct HttpMatchRequest {
     pub port: Option<NonZeroU16>,
     /// Gateways at which the match holds; an empty list means those of the object.
     pub gateways: Vec<String>,
+    /// Labels of the client's workload.
+    pub source_labels: BTreeMap<String, String>,
+    /// Namespace of the client's workload; an empty text means any.
+    pub source_namespace: String,
 }
 
 /// A condition on a text. At most one of the three fields is set; none only requires presence.

@@ -324,13 +324,13 @@ mod tests {
     #[test]
     fn a_rule_that_is_closed_counts_against_its_document() {
         let text = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
-                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    match: [{sourceNamespace: b}]\n";
+                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    fault: {abort: {http2Error: CANCEL}}\n";
         let [(kind, reason)] = reasons_of(text).try_into().unwrap();
         assert_eq!(kind, "VirtualService");
         assert_eq!(
             reason.as_deref(),
             Some(
-                "spec.http[].match[].sourceNamespace: the client's namespace cannot be matched in this version"
+                "spec.http[].fault.abort.http2Error: resets of HTTP/2 streams are not supported, as in Istio"
             )
         );
     }

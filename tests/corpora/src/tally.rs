@@ -98,13 +98,13 @@ mod tests {
         let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {selector: {a: b}, ports: [{port: 80}]}\n\
                     ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n\
                     ---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
-                    spec: {hosts: [a], http: [{match: [{sourceNamespace: b}]}]}\n";
+                    spec: {hosts: [a], tcp: [{match: [{sourceNamespace: b}]}]}\n";
         let documents = evaluate_file(&Surroundings::new([]), "a.yaml", text);
         let text = Tally::of(&documents).text("corpus", true, 5);
         let expected = "corpus: policy 0 of 2 (0 %); kinds that are due 1 of 2 (50 %), 0 with a status; all documents 1 of 3 (33 %)\n  \
                         Service: 1 of 1 (100 %), due\n  EnvoyFilter.networking.istio.io: 0 of 1 (0 %)\n  \
                         VirtualService.networking.istio.io: 0 of 1 (0 %), due\n  \
-                        1 not loaded: VirtualService.networking.istio.io: spec.http[].match[].sourceNamespace: the client's namespace cannot be matched in this version\n";
+                        1 not loaded: VirtualService.networking.istio.io: spec.tcp[].match[].sourceNamespace: the client's namespace cannot be matched in this version\n";
         assert_eq!(text, expected);
     }
 }

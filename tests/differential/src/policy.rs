@@ -1,7 +1,7 @@
 //! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#?
 //! QUESTION` is a request to evaluate. This module does not check the results; the tests do.
 //!
-//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""`
+//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [:attribute=value …] [=> EXPECTED]`; `""`
 //! is an empty host.
 
 use std::collections::BTreeMap;
@@ -9,8 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, service_keys};
+use canal_model::client_attributes::ClientAttribute;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
@@ -135,6 +136,24 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
             .unwrap_or_else(|| panic!("{text:?}: header:value"));
         (name.to_owned(), value.to_owned())
     };
+    let (attributes, of_headers): (Vec<&str>, Vec<&str>) =
+        headers.iter().partition(|word| word.starts_with(':'));
+    let mut client = OracleClient::default();
+    for attribute in attributes {
+        let (name, value) = attribute
+            .split_once('=')
+            .unwrap_or_else(|| panic!("{text:?}: :attribute=value"));
+        match ClientAttribute::of_name(name) {
+            Some(ClientAttribute::Scheme) => client.is_tls = value == "https",
+            Some(ClientAttribute::SourceNamespace) => {
+                client.namespace = Some(value.parse().expect("a namespace"));
+            }
+            Some(ClientAttribute::SourceLabel(key)) => {
+                client.labels.insert(key.to_owned(), value.to_owned());
+            }
+            None => panic!("{text:?}: {attribute:?} is no attribute"),
+        }
+    }
     let request = OracleRequest {
         service: format!("{tenant}/{service}")
             .parse()
@@ -149,7 +168,8 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
         },
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: headers.iter().map(header).collect(),
+        headers: of_headers.iter().map(header).collect(),
+        client,
     };
     PolicyRequest {
         text: text.to_owned(),

@@ -2,7 +2,8 @@
 //! from it in one part. They need not be sensible.
 
 use canal_compiler::ir::{Ir, ServiceIr};
-use canal_compiler::oracle::{OracleRequest, holds};
+use canal_compiler::oracle::{OracleClient, OracleRequest, holds};
+use canal_model::client_attributes::{ClientAttribute, is_client_attribute};
 use canal_model::program::{
     AUTHORITY, HostMatch, HttpMatch, METHOD, PathMatch, RouteRule, TextMatch, ValueMatch,
 };
@@ -50,6 +51,7 @@ fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
         method: "GET".to_owned(),
         target,
         headers: Vec::new(),
+        client: OracleClient::default(),
     }
 }
 
@@ -100,6 +102,7 @@ fn build_matching(
     for condition in &http.headers {
         let value = value(condition, http);
         match (condition.name.as_str(), &condition.value) {
+            (name, _) if is_client_attribute(name) => set_attribute(&mut matching, name, value),
             // Methods and hosts are words; other values would make no valid request.
             (METHOD | AUTHORITY, _) if !is_word(&value) => {}
             (METHOD, _) => matching.method = value,
@@ -110,6 +113,19 @@ fn build_matching(
         }
     }
     matching
+}
+
+/// Gives the client of a request an attribute, unless no client can have it.
+fn set_attribute(request: &mut OracleRequest, name: &str, value: String) {
+    let client = &mut request.client;
+    match ClientAttribute::of_name(name) {
+        Some(ClientAttribute::Scheme) => client.is_tls = value == "https",
+        Some(ClientAttribute::SourceNamespace) => client.namespace = value.parse().ok(),
+        Some(ClientAttribute::SourceLabel(key)) => {
+            client.labels.insert(key.to_owned(), value);
+        }
+        None => {}
+    }
 }
 
 /// Returns whether a text can be a method and a host.
@@ -140,6 +156,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
                 method: String::new(),
                 target: text.to_owned(),
                 headers: Vec::new(),
+                client: OracleClient::default(),
             };
             fitting(&VALUES, |text| holds(&[], &as_path, &asked(text)))
         }
@@ -239,5 +256,16 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
         });
     }
     push_variant(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
+    push_variant(&|request| request.client.is_tls ^= true);
+    push_variant(&|request| request.client.namespace = None);
+    push_variant(&|request| request.client.namespace = "other".parse().ok());
+    // Each label is removed, and given another value.
+    for key in matching.client.labels.keys() {
+        push_variant(&|request| drop(request.client.labels.remove(key)));
+        push_variant(&|request| {
+            let labels = &mut request.client.labels;
+            drop(labels.insert(key.clone(), "other".to_owned()))
+        });
+    }
     found
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{self, RoutingVerdict};
+use canal_compiler::oracle::{self, OracleClient, RoutingVerdict};
 use canal_compiler::{build_ir, lower};
 use canal_gateway_config::{
     AnsweredRequest, MatchedFilters, Snapshot, SnapshotBuilder, backend_filters, edit_response,
@@ -14,7 +14,6 @@ use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_auth
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceKey};
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
-use canal_model::route_filters::UrlScheme;
 use canal_model::route_table::RouteTable;
 use canal_oracle::answers::OracleAnswer;
 use canal_oracle::filters::ForwardedRequest;
@@ -116,7 +115,7 @@ impl GatewayTarget {
         let mut head = RequestHead::new();
         let read = head.parse(&bytes, &HeadLimits::DEFAULT).ok()??;
         assert_eq!(read, bytes.len(), "one head: {request:?}");
-        Some(self.verdict(request, &Read(head.view(&bytes))))
+        Some(self.verdict(request, &Read(head.view(&bytes), &request.client)))
     }
 
     /// Returns the filters of a request to the backend with this index; `None` if no rule sends it to
@@ -285,7 +284,7 @@ fn answer<R: RoutableRequest>(
     let normal = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Into::into);
     let matched = MatchedFilters::new(found.rule(), found.match_index);
     let reply = matched.answer(&AnsweredRequest {
-        scheme: UrlScheme::Http,
+        scheme: original.client.scheme(),
         authority: original.host.as_bytes(),
         port: original.port,
         path: request.path(),
@@ -354,6 +353,9 @@ impl<R: RoutableRequest> RoutableRequest for Normal<'_, R> {
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
         self.request.header(name, visit);
     }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        self.request.client_attribute(name)
+    }
 }
 
 /// A request as its parts.
@@ -401,10 +403,13 @@ impl RoutableRequest for RequestParts<'_> {
             .filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
         own.for_each(|(_, value)| visit(value.as_bytes()));
     }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        self.original.client.attribute(name).map(str::as_bytes)
+    }
 }
 
-/// A request as the codec reads it.
-struct Read<'a>(RequestView<'a>);
+/// A request as the codec reads it, and its client.
+struct Read<'a>(RequestView<'a>, &'a OracleClient);
 
 impl RoutableRequest for Read<'_> {
     fn host(&self) -> &[u8] {
@@ -421,6 +426,9 @@ impl RoutableRequest for Read<'_> {
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
         self.0.fields().named(name.as_bytes()).for_each(visit);
+    }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        self.1.attribute(name).map(str::as_bytes)
     }
 }
 

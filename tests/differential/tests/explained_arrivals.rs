@@ -9,7 +9,7 @@ use canal_authorization::{
     AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, PolicyDestination,
 };
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{OracleRequest, endpoints};
+use canal_compiler::oracle::{OracleClient, OracleRequest, endpoints};
 use canal_differential::target::served_by_replica;
 use canal_explain::{
     ArrivalDescription, ArrivalExplanation, ArrivalOutcome, EnforcementPoint, HopDecision,
@@ -22,7 +22,9 @@ use canal_model::program::{BackendTarget, PolicyPaths};
 use canal_model::route_filters::UrlScheme;
 use canal_router::{normalize_path, routing_path};
 
-use crate::ingress::{self, Draw, IngressRequest, NAMES, authorities, certificate, keyring};
+use crate::ingress::{
+    self, ArrivedRequest, Draw, IngressRequest, NAMES, authorities, certificate, keyring,
+};
 use crate::relays;
 
 /// Number of tenants of each kind; fewer in debug builds, which are slower.
@@ -284,6 +286,7 @@ impl ExplainedTenant {
             host: &request.host,
             path: &normal,
         };
+        let sent = ArrivedRequest(sent, transport(arrival));
         let (_, matched) = routes.decide(arrival.port, &sent, 0);
         let reply = routes
             .filters(matched?, None, &sent, || 0)
@@ -446,6 +449,7 @@ fn arrivals(ir: &Ir, draw: &mut Draw, are_requests: bool) -> Vec<ArrivalDescript
                 method: method.to_owned(),
                 target: target.to_owned(),
                 headers: headers.into_iter().collect(),
+                client: OracleClient::default(),
             };
             arrivals.push(ArrivalDescription {
                 gateway: ir.ingress[0].service.clone(),

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use canal_compiler::ir_ingress::GatewayIr;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
+use canal_compiler::oracle::{OracleClient, OracleRequest, RoutingVerdict};
 use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide, validation_of};
 use canal_differential::target::served_by_replica;
 use canal_gateway_config::{ListenerClients, PortTermination, RouteOutcome, Snapshot};
 use canal_identity::{ClientIdentityFactory, ListenerChoice};
+use canal_model::client_attributes::SCHEME;
 use canal_model::client_validation::ClientValidationMode;
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
@@ -179,6 +180,37 @@ impl RoutableRequest for IngressRequest<'_> {
     fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 }
 
+/// A request on a connection.
+pub(crate) struct ArrivedRequest<'a>(
+    pub(crate) IngressRequest<'a>,
+    pub(crate) ArrivalTransport<'a>,
+);
+
+impl RoutableRequest for ArrivedRequest<'_> {
+    fn host(&self) -> &[u8] {
+        self.0.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.0.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.0.path()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.0.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.0.header(name, visit);
+    }
+    fn client_attribute(&self, name: &str) -> Option<&[u8]> {
+        match (name, self.1) {
+            (SCHEME, ArrivalTransport::Plaintext) => Some(b"http"),
+            (SCHEME, ArrivalTransport::Tls(_)) => Some(b"https"),
+            _ => None,
+        }
+    }
+}
+
 /// Returns a Secret with a certificate.
 pub(crate) fn certificate() -> String {
     let key = rcgen::KeyPair::generate().unwrap();
@@ -230,8 +262,9 @@ pub(crate) fn served(
     key: &ServiceKey,
     transport: ArrivalTransport<'_>,
     port: u16,
-    IngressRequest { method, host, path }: IngressRequest<'_>,
+    request: IngressRequest<'_>,
 ) -> String {
+    let IngressRequest { host, path, .. } = request;
     let service = snapshot
         .tenant("alpha")
         .and_then(|tenant| tenant.service(key));
@@ -260,7 +293,7 @@ pub(crate) fn served(
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     // As in the gateway: a path is normalized only for rules that read it, and a normal one stays.
     let path = normal.as_deref().unwrap_or(path);
-    let request = IngressRequest { method, host, path };
+    let request = ArrivedRequest(IngressRequest { path, ..request }, transport);
     // Each rule has one backend, so the random number 0 decides nothing.
     match routes.decide(port, &request, 0) {
         (RouteOutcome::Target(_) | RouteOutcome::Answer, Some(found)) => found.rule.key.to_string(),
@@ -350,6 +383,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     method: method.to_owned(),
                     target: path.to_owned(),
                     headers: Vec::new(),
+                    client: OracleClient::default(),
                 };
                 let expected = expected(gateway, transport, &request);
                 let sent = IngressRequest { method, host, path };
@@ -447,11 +481,18 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         for _ in 0..1 + draw.below(3) {
             let (kind, path) = (draw.of(&["exact", "prefix"]), draw.of(&PATHS));
             // Most rules select paths, because a rule without a condition hides those behind it.
-            let condition = match draw.below(5) {
+            let port = draw.of(&PORTS[..2]);
+            let scheme = draw.of(&["http", "https"]);
+            let condition = match draw.below(8) {
                 0 => String::new(),
                 // A match of the mesh matches no request at a Gateway.
                 1 => "match: [{gateways: [mesh]}], ".to_owned(),
                 2 => format!("match: [{{gateways: [public], uri: {{{kind}: {path}}}}}], "),
+                // A port for which the Gateway has no server matches nothing, and one without a path
+                // hides the rules behind it at that port only.
+                3 => format!("match: [{{port: {port}, uri: {{{kind}: {path}}}}}], "),
+                4 => format!("match: [{{port: {port}}}], "),
+                5 => format!("match: [{{scheme: {{exact: {scheme}}}, uri: {{{kind}: {path}}}}}], "),
                 _ => format!("match: [{{uri: {{{kind}: {path}}}}}], "),
             };
             text += &format!("  - {{{condition}route: [{{destination: {{host: web}}}}]}}\n");

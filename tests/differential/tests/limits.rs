@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use canal_compiler::limits::{REGEX_BYTES_MAX, REGEX_NESTING_MAX};
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
+use canal_compiler::oracle::{OracleClient, OracleRequest, RoutingVerdict};
 use canal_differential::policy::Policy;
 use canal_differential::{RoutingComparison, RoutingTally};
 
@@ -41,6 +41,7 @@ fn get(target: &str, host: &str, header: Option<&str>) -> OracleRequest {
             .map(|value| ("x-a".to_owned(), value.to_owned()))
             .into_iter()
             .collect(),
+        client: OracleClient::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, service_keys};
 use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -74,6 +74,9 @@ const SENT_HOSTS: [&str; 7] = [
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
 const HOST_PATTERNS: [&str; 3] = ["[a-z.]+", "web|a.*", ".*example.*"];
 const METHOD_PATTERNS: [&str; 3] = ["P.*", "GET|PURGE", "get"];
+const SCHEMES: [&str; 4] = ["http", "https", "HTTP", "h"];
+const SCHEME_PATTERNS: [&str; 2] = ["https?", "http"];
+const CLIENT_NAMESPACES: [&str; 2] = ["shop", "other"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
@@ -542,18 +545,37 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         condition(&METHODS, &METHOD_PATTERNS),
         condition(&SENT_HOSTS, &HOST_PATTERNS),
         (conditions(), conditions()),
-        conditions(),
+        (
+            conditions(),
+            option::weighted(0.1, string_match(&SCHEMES, &SCHEME_PATTERNS)),
+        ),
         option::weighted(0.2, some_port()),
-        // A match that names only an ingress gateway holds for no request inside the mesh.
-        vec(words(&["mesh", "ingress"]), 0..2),
+        (
+            // A match that names only an ingress gateway holds for no request inside the mesh.
+            vec(words(&["mesh", "ingress"]), 0..2),
+            // Most rules are for all clients, so that requests reach the other conditions.
+            option::weighted(0.1, labels()),
+            option::weighted(0.1, words(&CLIENT_NAMESPACES)),
+        ),
         any::<bool>(),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port, gateways, ignore_uri_case)| {
+        |(
+            uri,
+            method,
+            authority,
+            headers,
+            (query_params, scheme),
+            port,
+            clients,
+            ignore_uri_case,
+        )| {
             let (headers, without_headers) = headers;
+            let (gateways, source_labels, source_namespace) = clients;
             HttpMatchRequest {
                 name: None,
                 uri,
+                scheme,
                 ignore_uri_case,
                 method,
                 authority,
@@ -562,6 +584,8 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
                 query_params,
                 port,
                 gateways,
+                source_labels: source_labels.unwrap_or_default(),
+                source_namespace: source_namespace.unwrap_or_default(),
             }
         },
     )
@@ -584,6 +608,20 @@ fn destination() -> impl Strategy<Value = HttpRouteDestination> + Clone {
     )
 }
 
+/// Generates what a gateway knows of a client; namespaces and labels collide with those of matches.
+fn client() -> impl Strategy<Value = OracleClient> {
+    let namespace = option::of(select(&CLIENT_NAMESPACES[..]).prop_map(name));
+    (any::<bool>(), namespace, labels()).prop_map(|(is_tls, namespace, labels)| OracleClient {
+        is_tls,
+        namespace,
+        labels,
+    })
+}
+
+fn labels() -> impl Strategy<Value = Labels> {
+    btree_map(words(&NAMES), words(&VALUES), 0..2)
+}
+
 fn request() -> impl Strategy<Value = OracleRequest> {
     let query = vec((words(&NAMES), words(&VALUES)), 0..3);
     let headers = vec((words(&NAMES), words(&VALUES)), 0..3);
@@ -595,29 +633,33 @@ fn request() -> impl Strategy<Value = OracleRequest> {
         words(&PATHS),
         query,
         headers,
+        client(),
     )
-        .prop_map(|(service, port, host, method, path, query, headers)| {
-            let parameters: Vec<String> = query
-                .iter()
-                .map(|(name, value)| format!("{name}={value}"))
-                .collect();
-            let target = if parameters.is_empty() {
-                path
-            } else {
-                format!("{path}?{}", parameters.join("&"))
-            };
-            let service = ServiceKey {
-                tenant: name("alpha"),
-                namespace: name(NAMESPACE),
-                name: name(service),
-            };
-            OracleRequest {
-                service,
-                port: port.get(),
-                host,
-                method,
-                target,
-                headers,
-            }
-        })
+        .prop_map(
+            |(service, port, host, method, path, query, headers, client)| {
+                let parameters: Vec<String> = query
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect();
+                let target = if parameters.is_empty() {
+                    path
+                } else {
+                    format!("{path}?{}", parameters.join("&"))
+                };
+                let service = ServiceKey {
+                    tenant: name("alpha"),
+                    namespace: name(NAMESPACE),
+                    name: name(service),
+                };
+                OracleRequest {
+                    service,
+                    port: port.get(),
+                    host,
+                    method,
+                    target,
+                    headers,
+                    client,
+                }
+            },
+        )
 }

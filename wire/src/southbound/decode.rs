@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use canal_model::client_attributes::is_client_attribute;
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
 use canal_model::limits::{DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
 use canal_model::program as p;
@@ -305,7 +306,42 @@ fn text(
             p::TextMatch::Not(_) => return at.err(field, "is negated twice"),
             unwanted => p::TextMatch::Not(Box::new(unwanted)),
         },
+        // `values` has taken those that stand where they may.
+        Text::OfClient(_) => return at.err(field, "is inside another condition, or of a query"),
     })
+}
+
+/// Decodes conditions on headers, which may be attributes of the client.
+fn headers(
+    at: &DecodeContext<'_>,
+    v: Vec<w::ValueMatch>,
+) -> Result<Vec<p::ValueMatch>, ResourceDecodeError> {
+    use w::text_match::Text;
+    let field = "matches.headers";
+    let decoded = v.into_iter().map(|m| {
+        let is_known = is_client_attribute(&m.name);
+        let value = match m.value {
+            Some(w::TextMatch {
+                text: Some(Text::OfClient(value)),
+            }) if is_known => Some(*value),
+            // Without the attribute, the rule would match more or fewer clients than meant.
+            value if is_known != is_of_client(value.as_ref()) => {
+                return at.err(field, format!("has the unknown attribute {:?}", m.name));
+            }
+            value => value,
+        };
+        let value = text(at, field, value)?;
+        Ok(p::ValueMatch {
+            name: m.name,
+            value,
+        })
+    });
+    decoded.collect()
+}
+
+fn is_of_client(value: Option<&w::TextMatch>) -> bool {
+    let text = value.and_then(|value| value.text.as_ref());
+    matches!(text, Some(w::text_match::Text::OfClient(_)))
 }
 
 fn values(
@@ -353,7 +389,7 @@ fn http_match(
         },
         path,
         method: (!m.method.is_empty()).then_some(m.method),
-        headers: values(at, "matches.headers", m.headers)?,
+        headers: headers(at, m.headers)?,
         query: values(at, "matches.query", m.query)?,
     })
 }

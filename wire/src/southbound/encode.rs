@@ -1,6 +1,7 @@
 //! Converts `canal_model::program` to wire messages. Encoding cannot fail, because the model's
 //! values are valid.
 
+use canal_model::client_attributes::is_client_attribute;
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
 
@@ -179,9 +180,18 @@ fn text(t: &p::TextMatch) -> w::TextMatch {
 
 fn values(v: &[p::ValueMatch]) -> Vec<w::ValueMatch> {
     v.iter()
-        .map(|m| w::ValueMatch {
-            name: m.name.clone(),
-            value: Some(text(&m.value)),
+        .map(|m| {
+            let value = text(&m.value);
+            let value = if is_client_attribute(&m.name) {
+                let text = w::text_match::Text::OfClient(Box::new(value));
+                w::TextMatch { text: Some(text) }
+            } else {
+                value
+            };
+            w::ValueMatch {
+                name: m.name.clone(),
+                value: Some(value),
+            }
         })
         .collect()
 }

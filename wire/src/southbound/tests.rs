@@ -1,6 +1,7 @@
 //! Tests of the wire form: every kind of resource round-trips unchanged, and broken ones are
 //! refused with the field and the reason.
 
+use canal_model::client_attributes;
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program as p;
 use prost::Message;
@@ -34,6 +35,18 @@ fn matches() -> Vec<p::HttpMatch> {
                 p::ValueMatch {
                     name: "h".into(),
                     value: p::TextMatch::Not(Box::new(p::TextMatch::Prefix("w".into()))),
+                },
+                p::ValueMatch {
+                    name: client_attributes::SCHEME.into(),
+                    value: p::TextMatch::Exact("https".into()),
+                },
+                p::ValueMatch {
+                    name: client_attributes::SOURCE_NAMESPACE.into(),
+                    value: p::TextMatch::Exact("b".into()),
+                },
+                p::ValueMatch {
+                    name: format!("{}app", client_attributes::SOURCE_LABEL),
+                    value: p::TextMatch::Exact("client".into()),
                 },
             ],
             query: vec![p::ValueMatch {
@@ -476,6 +489,22 @@ fn broken_resources() -> Vec<BrokenCase> {
             "unknown kind of header match",
             route(|m| m.matches[0].headers[0].value = None),
             "field matches.headers: is missing",
+        ),
+        (
+            // As a data plane sees an attribute that only later versions know.
+            "unknown attribute of the client",
+            route(|m| m.matches[0].headers[2].name = ":later".into()),
+            "has the unknown attribute \":later\"",
+        ),
+        (
+            "attribute of the client as a header",
+            route(|m| m.matches[0].headers[0].name = ":scheme".into()),
+            "has the unknown attribute \":scheme\"",
+        ),
+        (
+            "attribute of the client in the query",
+            route(|m| m.matches[0].query[0].value = m.matches[0].headers[2].value.clone()),
+            "field matches.query: is inside",
         ),
         (
             "short precedence",

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_explain::{
     EnforcementPoint, Explanation, HopDecision, HopExplanation, MatchStanding, MatchTrace,
@@ -312,6 +312,7 @@ fn describe(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
         method: args.method.clone(),
         target: args.path.clone(),
         headers,
+        client: OracleClient::default(),
     };
     Ok(RequestDescription {
         identity,

@@ -12,6 +12,7 @@ use canal_gateway_http::heads::{self, Additions};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::buffer::BLOCK;
 use canal_h1::{RequestHead, RequestKind};
+use canal_model::route_filters::HeaderModifier;
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
 use super::mirrors::CopiedHead;
@@ -334,6 +335,7 @@ impl HttpDownstream for Http1Client<'_> {
     async fn finish(
         &mut self,
         state: &mut RequestState,
+        changes: Option<&HeaderModifier>,
         ended: Result<ExchangeEnd, ProxyError>,
     ) -> Http1End {
         Http1End::Decided(match ended {
@@ -361,7 +363,7 @@ impl HttpDownstream for Http1Client<'_> {
                 state.record.fault(&error);
                 ConnectionDisposition::Cut
             }
-            Err(error) => self.refuse(state, error).await,
+            Err(error) => self.refuse(state, changes, error).await,
         })
     }
 }
@@ -378,6 +380,7 @@ impl Http1Client<'_> {
     async fn refuse(
         &mut self,
         state: &mut RequestState,
+        changes: Option<&HeaderModifier>,
         error: ProxyError,
     ) -> ConnectionDisposition {
         let RequestState {
@@ -400,6 +403,7 @@ impl Http1Client<'_> {
             keep,
             client_protocol: info.client_protocol,
             head: info.kind == RequestKind::Head,
+            changes,
         };
         match local_reply::http1(worker, self.connection, &error, options).await {
             Some(bytes) => {

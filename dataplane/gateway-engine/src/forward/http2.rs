@@ -13,6 +13,7 @@ use canal_gateway_http::heads;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::RequestKind;
 use canal_hbone::FlowAccount;
+use canal_model::route_filters::HeaderModifier;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::header::{CONTENT_TYPE, EXPECT};
@@ -208,7 +209,12 @@ impl HttpDownstream for Http2Client {
         )
     }
 
-    async fn finish(&mut self, state: &mut RequestState, ended: Result<ExchangeEnd, ProxyError>) {
+    async fn finish(
+        &mut self,
+        state: &mut RequestState,
+        changes: Option<&HeaderModifier>,
+        ended: Result<ExchangeEnd, ProxyError>,
+    ) {
         match ended {
             // A stream that is dropped before its end is reset.
             Ok(ExchangeEnd::Broken(error)) => state.record.fault(&error),
@@ -228,7 +234,7 @@ impl HttpDownstream for Http2Client {
                 refuse(
                     &mut self.stream.respond,
                     &mut state.record,
-                    &error,
+                    (&error, changes),
                     state.info.grpc,
                     is_head,
                 );
@@ -237,11 +243,11 @@ impl HttpDownstream for Http2Client {
     }
 }
 
-/// Sends a local reply for `fault`.
+/// Sends a local reply for `fault`, with the rule's changes of response headers.
 fn refuse(
     respond: &mut SendResponse<Bytes>,
     record: &mut RequestRecord,
-    fault: &ProxyError,
+    (fault, changes): (&ProxyError, Option<&HeaderModifier>),
     grpc: bool,
     head: bool,
 ) {
@@ -252,5 +258,5 @@ fn refuse(
     if grpc {
         record.grpc_status = Some(fault.grpc_status());
     }
-    record.bytes_out = local_reply::http2(respond, fault, grpc, head);
+    record.bytes_out = local_reply::http2(respond, (fault, changes), grpc, head);
 }

@@ -301,6 +301,55 @@ async fn a_regular_expression_rewrites_paths_in_every_pairing_of_versions() {
 }
 
 #[tokio::test]
+async fn errors_get_the_response_headers_of_their_rule() {
+    // Without endpoints, every request fails after its rule is chosen.
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[]);
+    let mut own = to("web", &[], 1);
+    own.filters = Some(Box::new(RouteFilters {
+        response_headers: HeaderModifier {
+            set: vec![pair("x-served", "by-backend")],
+            ..HeaderModifier::default()
+        },
+        ..RouteFilters::default()
+    }));
+    let mut filtered = route(
+        "web",
+        "filtered",
+        0,
+        prefix("/old/"),
+        RouteAction::Split(vec![own]),
+    );
+    if let Resource::Route(rule) = &mut filtered {
+        rule.filters = Some(Box::new(filters()));
+    }
+    let split = RouteAction::Split(vec![to("web", &[], 1)]);
+    let plain = route("web", "plain", 1, prefix("/"), split);
+    fixture.apply(vec![filtered, plain]);
+    for over_http2 in [false, true] {
+        let (head, _) = exchange(&fixture, over_http2, "/old/x").await;
+        for line in [
+            "cache-control: no-store",
+            "x-served: by-backend",
+            "retry-after: 1",
+            "content-type: text/plain",
+        ] {
+            assert_eq!(head.matches(line).count(), 1, "{over_http2} {line}: {head}");
+        }
+        let (head, _) = exchange(&fixture, over_http2, "/x").await;
+        assert!(!head.contains("x-served"), "{over_http2}: {head}");
+    }
+    let request = Request::post("http://web/old/x").header("content-type", "application/grpc");
+    let (status, head, _) = http2::exchange(&fixture, request.body(()).unwrap()).await;
+    for line in [
+        "x-served: by-backend",
+        "grpc-status: 14",
+        "content-type: application/grpc",
+    ] {
+        assert_eq!(head.matches(line).count(), 1, "{status} {line}: {head}");
+    }
+}
+
+#[tokio::test]
 async fn a_rewritten_path_is_one_in_normal_form() {
     let origin = origin_1().await;
     let fixture = fixture(AppProtocol::Http1, &origin);

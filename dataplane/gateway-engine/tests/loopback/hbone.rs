@@ -42,7 +42,7 @@ fn network() -> [u8; 3] {
 }
 
 /// Host number of the clients.
-const CLIENT: u8 = 99;
+pub(crate) const CLIENT: u8 = 99;
 
 /// Two tenants with a gateway address and a CA each, and ten with a gateway address.
 pub(crate) struct LoopbackMesh {
@@ -57,7 +57,7 @@ pub(crate) struct LoopbackMesh {
 }
 
 impl LoopbackMesh {
-    fn address(&self, host: u8) -> IpAddr {
+    pub(crate) fn address(&self, host: u8) -> IpAddr {
         IpAddr::V4(Ipv4Addr::new(self.net[0], self.net[1], self.net[2], host))
     }
 

@@ -7,6 +7,7 @@ mod answers;
 mod authorizers;
 mod balance;
 mod builds;
+mod client_attributes;
 mod closed;
 mod cors;
 mod credit;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::ir_ingress::GatewayIr;
-use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle::{OracleClient, OracleRequest};
 use canal_compiler::text;
 use canal_explain::{
     ArrivalDescription, ArrivalExplanation, ArrivalOutcome, BackendTrace, ListenerTrace,
@@ -108,6 +108,7 @@ fn describe_request(
         method: args.method.clone(),
         target: url.target.clone(),
         headers: parse_headers(args)?,
+        client: OracleClient::default(),
     }))
 }
 
