@@ -58,6 +58,11 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	// Without this check, a run of no test would hold.
+	if err := report.CheckName(*only, tests.ConformanceTests); err != nil {
+		fmt.Fprintf(os.Stderr, "conformance: -only: %v\n", err)
+		os.Exit(2)
+	}
 	part := makeWorld
 	if *inside != "" {
 		part = func() (bool, error) { return runSuite(m) }
@@ -221,7 +226,7 @@ func runTest(t *testing.T, s *suite.ConformanceTestSuite, test suite.Conformance
 	case isSkipped:
 		return report.NotRun, "the suite skips it; the log says why"
 	case isPassed:
-		return report.Passed, ""
+		return report.Passed, report.DriverPart(test)
 	default:
 		return report.Failed, refusal
 	}

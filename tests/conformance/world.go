@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -180,6 +182,12 @@ func (w *world) hasFile(name string) bool {
 // writeFile makes the object as a file of the tenant, and waits until the controller has it as
 // written and the data planes run it.
 func (w *world) writeFile(name string, text []byte, object *unstructured.Unstructured) error {
+	if object.GetKind() == "Secret" {
+		var err error
+		if text, object, err = withWitness(name, text, object.GetNamespace()); err != nil {
+			return err
+		}
+	}
 	// A file that is read half would be broken.
 	whole := filepath.Join("/run/canal/worlds", w.name, name)
 	if err := os.WriteFile(whole, text, 0o644); err != nil {
@@ -196,15 +204,26 @@ func (w *world) writeFile(name string, text []byte, object *unstructured.Unstruc
 	})
 }
 
-// isShown returns whether Canal shows an object with the same content. It shows of Secrets only that they
-// are there, and of metadata only what it reads.
+// withWitness adds a ConfigMap with the digest of a Secret's file to that file, and returns both. Canal
+// shows no content of Secrets, but it reads a file as a whole, so that a ConfigMap of this content proves
+// that the Secret of this content is read.
+func withWitness(name string, text []byte, namespace string) ([]byte, *unstructured.Unstructured, error) {
+	witness := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap",
+		"data": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(text))},
+	}}
+	witness.SetName("witness-" + strings.TrimSuffix(name, ".yaml"))
+	witness.SetNamespace(namespace)
+	added, err := yaml.Marshal(witness.Object)
+	return slices.Concat(text, []byte("---\n"), added), witness, err
+}
+
+// isShown returns whether Canal shows an object with the same content. Of metadata it shows only what it
+// reads.
 func isShown(shown []byte, object *unstructured.Unstructured) bool {
 	read := unstructured.Unstructured{}
 	if yaml.Unmarshal(shown, &read.Object) != nil {
 		return false
-	}
-	if object.GetKind() == "Secret" {
-		return read.GetKind() == "Secret"
 	}
 	for name, written := range object.Object {
 		if name != "metadata" && !equality.Semantic.DeepEqual(normalized(written), read.Object[name]) {

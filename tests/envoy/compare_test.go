@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -65,6 +66,15 @@ func TestRequestsAreReadAsWritten(t *testing.T) {
 	for _, wrong := range []string{"GET", "GET /x @none=1", `GET /x "open`, "GET /x word", "GET http://host"} {
 		if _, err := readRequest(wrong); err == nil {
 			t.Errorf("%s is read", wrong)
+		}
+	}
+}
+
+func TestAWrongCommandLineIsNamed(t *testing.T) {
+	for _, arguments := range [][]string{{"-only=retries", "stray"}, {"inside", "stray"}, {"stray"}} {
+		status, err := start(arguments)
+		if status != 2 || err == nil || !strings.Contains(err.Error(), "stray") {
+			t.Errorf("%v: exit code %d, %v", arguments, status, err)
 		}
 	}
 }

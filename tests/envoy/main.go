@@ -95,8 +95,10 @@ func start(arguments []string) (int, error) {
 	switch err := flags.Parse(arguments); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0, nil
-	case err != nil || flags.NArg() > 0:
-		return 2, nil
+	case err != nil:
+		return 2, nil // Parse has printed it
+	case flags.NArg() > 0:
+		return 2, fmt.Errorf("%q is no flag; fix: write -NAME=VALUE, as -h lists them", flags.Arg(0))
 	}
 	if err := o.makeAbsolute(); err != nil {
 		return 2, err
@@ -105,7 +107,7 @@ func start(arguments []string) (int, error) {
 		return statusOf(runInside(o, os.Stdout))
 	}
 	if mode != "" {
-		return 2, fmt.Errorf("%s is no mode", mode)
+		return 2, fmt.Errorf("%q is no mode; fix: write the flags alone, as -h lists them", mode)
 	}
 	return runComparison(o)
 }

@@ -15,7 +15,8 @@ const documentHead = `# Features of Gateway API
 A whole run of ` + "`make test-compat`" + ` writes this page from its results; do not edit it. The names are
 those of Gateway API 1.7.0 (` + "`pkg/features`" + `), and the tests those of its conformance suite, which
 ` + "`tests/conformance`" + ` runs in a world. Canal claims a feature only if a test of the feature passes and
-none fails. A test is listed with the rarest of its features.
+none fails. A test is listed with the rarest of its features. Tests of what the driver does in place
+of an API server (generations, storage of statuses) are no proofs and not listed.
 [tests/conformance/results.tsv](../tests/conformance/results.tsv) has the verdict on each test.
 
 | feature | Canal can | status | tests that prove it |
@@ -59,7 +60,7 @@ func proofs(name features.FeatureName, outcomes []Outcome) string {
 		isRarest := !slices.ContainsFunc(o.Test.Features, func(other features.FeatureName) bool {
 			return counts[other] < counts[name]
 		})
-		if o.Verdict == Passed && slices.Contains(o.Test.Features, name) && isRarest {
+		if o.proves() && slices.Contains(o.Test.Features, name) && isRarest {
 			names = append(names, "`conformance::"+o.Test.ShortName+"`")
 		}
 	}

@@ -20,12 +20,16 @@ const (
 	NotRun Verdict = "not run"
 )
 
-// Outcome is a test with its verdict, and the reason if the verdict is not Passed.
+// Outcome is a test with its verdict, and the reason if the verdict is not Passed or proves nothing
+// ([DriverPart]).
 type Outcome struct {
 	Test    suite.ConformanceTest
 	Verdict Verdict
 	Reason  string
 }
+
+// proves returns whether the outcome proves something about Canal.
+func (o Outcome) proves() bool { return o.Verdict == Passed && DriverPart(o.Test) == "" }
 
 // Write writes a line for each test, then the counts: of each profile's core tests, of each
 // feature's tests, and of all.

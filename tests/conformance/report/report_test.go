@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/gateway-api/conformance/tests"
 	"sigs.k8s.io/gateway-api/conformance/utils/suite"
 	"sigs.k8s.io/gateway-api/pkg/features"
 )
@@ -86,6 +87,38 @@ func TestEachNameIsDescribedOnce(t *testing.T) {
 	for _, name := range featureNames() {
 		if !names[name] {
 			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+func TestAMistypedNameIsAnErrorWithTheNearestOne(t *testing.T) {
+	for _, name := range []string{"", "HTTPRouteWeight"} {
+		if err := CheckName(name, tests.ConformanceTests); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for name, nearest := range map[string]string{"HttpRouteWeigth": "HTTPRouteWeight", "MeshTrafficSplits": "MeshTrafficSplit"} {
+		err := CheckName(name, tests.ConformanceTests)
+		if err == nil || !strings.HasSuffix(err.Error(), " "+nearest) {
+			t.Errorf("%q: %v; expected %s", name, err, nearest)
+		}
+	}
+}
+
+func TestTestsOfTheDriverProveNothing(t *testing.T) {
+	var outcomes []Outcome
+	for _, test := range tests.ConformanceTests {
+		if DriverPart(test) != "" {
+			outcomes = append(outcomes, Outcome{test, Passed, DriverPart(test)})
+		}
+	}
+	// A test that the suite renames would count as a proof again.
+	if len(outcomes) != len(driverParts) {
+		t.Errorf("%d of %d tests are in the suite", len(outcomes), len(driverParts))
+	}
+	for _, name := range Claimed() {
+		if isProven(name, outcomes) || proofs(name, outcomes) != "" {
+			t.Errorf("%s is proven", name)
 		}
 	}
 }
