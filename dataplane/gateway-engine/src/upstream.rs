@@ -22,7 +22,7 @@ use canal_wire::hbone::HBONE_PORT;
 use http::HeaderMap;
 use tokio::time::Instant;
 
-pub(crate) use http2::acquire_stream;
+pub(crate) use http2::{acquire_stream, final_response};
 
 use crate::endpoints::SelectedEndpoint;
 use crate::worker::Worker;

@@ -10,6 +10,7 @@
 
 pub mod head;
 pub mod heads;
+pub mod interim;
 pub mod proxy_error;
 pub mod reply_fields;
 pub mod retry_policy;

@@ -20,6 +20,7 @@ use canal_model::authorization::Authorizer;
 use canal_model::ids::ServiceKey;
 use canal_router::line_separator;
 use h2::RecvStream;
+use h2::client::ResponseFuture;
 use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use prost::Message;
@@ -46,6 +47,8 @@ pub(crate) const ANSWER_BYTES_MAX: usize = 256 << 10;
 pub(crate) const HEADERS_MAX: usize = ANSWER_HEADERS_MAX;
 /// Envoy's header for whether the body in the check is incomplete.
 const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
+/// Result of a check whose authorizer sent more interim responses than it may.
+pub(super) const INTERIM_RESPONSES: &str = "authorizer_interim_responses";
 const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 
 /// Header mutations that an authorizer requests when it allows the request.
@@ -274,7 +277,18 @@ async fn call(
         .map_err(|_| "authorizer_unreachable")?;
     body.send_data(message, true)
         .map_err(|_| "authorizer_broken")?;
-    receive(response.await.map_err(|_| "authorizer_broken")?).await
+    receive(response_of(response).await?).await
+}
+
+/// Waits for the response of an authorizer over HTTP/2.
+pub(super) async fn response_of(
+    mut response: ResponseFuture,
+) -> Result<http::Response<RecvStream>, &'static str> {
+    let response = upstream::final_response(&mut response).await;
+    response.map_err(|error| match error {
+        ProxyError::InterimResponses(_) => INTERIM_RESPONSES,
+        _ => "authorizer_broken",
+    })
 }
 
 /// Reads the message of a response whose gRPC status is OK.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use canal_gateway_config::TenantTls;
 use canal_gateway_http::head::FullRequest;
+use canal_gateway_http::interim::InterimResponses;
 use canal_gateway_http::proxy_error::{ExtAuthzDenial, ProxyError};
 use canal_gateway_http::route_authorizer::{HttpAuthzCheck, HttpAuthzResponse};
 use canal_gateway_io::body::Http1Io;
@@ -30,9 +31,11 @@ use crate::worker::Worker;
 
 /// Longest time of one check; a rule cannot set its own. Nobody measured this value.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Most interim responses of a server before its answer. Servers send one or two; nobody measured
-/// more.
-const INTERIM_MAX: usize = 8;
+
+/// The server ended the connection, or the stream, before its answer was complete.
+const BROKEN: &str = "authorizer_broken";
+/// As [`BROKEN`], and the server had sent nothing of an answer.
+const CLOSED: &str = "authorizer_closed";
 
 /// Calls the authorizer of a rule for a request, in the form in which it will be forwarded, and
 /// counts the result.
@@ -131,8 +134,7 @@ struct HttpCall<'a> {
 }
 
 impl HttpCall<'_> {
-    /// Calls the authorizer over HTTP/1.1, on an idle connection if there is one. The server may
-    /// have closed it, so that a new one follows.
+    /// Calls the authorizer over HTTP/1.1, on an idle connection if there is one.
     async fn call_http1(
         &self,
         chosen: &SelectedEndpoint,
@@ -140,13 +142,19 @@ impl HttpCall<'_> {
     ) -> Result<HttpAuthzResponse, &'static str> {
         let (worker, check) = (self.worker, &self.check);
         let head = check.http1().ok_or("authorizer_malformed")?;
-        if let Some(mut lease) = upstream::take_idle(worker, chosen)
-            && let Ok((answer, is_kept)) = self.exchange(&mut lease.wire, &head).await
-        {
-            if is_kept {
-                upstream::return_idle(worker, chosen, lease.wire);
+        if let Some(mut lease) = upstream::take_idle(worker, chosen) {
+            match self.exchange(&mut lease.wire, &head).await {
+                // The server may have closed the idle connection, so a new one follows. A server
+                // that began to answer has read the check, which is not sent to it a second time.
+                Err(CLOSED) => {}
+                Err(why) => return Err(why),
+                Ok((answer, is_kept)) => {
+                    if is_kept {
+                        upstream::return_idle(worker, chosen, lease.wire);
+                    }
+                    return Ok(answer);
+                }
             }
-            return Ok(answer);
         }
         let metadata = TunnelMetadata {
             tls,
@@ -154,7 +162,11 @@ impl HttpCall<'_> {
         };
         let lease = upstream::open_connection(worker, chosen, metadata).await;
         let mut wire = lease.map_err(|_| "authorizer_unreachable")?.wire;
-        let (answer, is_kept) = self.exchange(&mut wire, &head).await?;
+        let exchanged = self.exchange(&mut wire, &head).await;
+        let (answer, is_kept) = exchanged.map_err(|why| match why {
+            CLOSED => BROKEN,
+            why => why,
+        })?;
         if is_kept {
             upstream::return_idle(worker, chosen, wire);
         }
@@ -162,7 +174,8 @@ impl HttpCall<'_> {
     }
 
     /// Sends the check on a connection and reads the answer. Returns whether the connection can
-    /// carry another request.
+    /// carry another request. The error is [`CLOSED`] if the connection closed before any byte of
+    /// an answer.
     async fn exchange(
         &self,
         wire: &mut Http1Io,
@@ -172,7 +185,7 @@ impl HttpCall<'_> {
         wire.outbox.push(self.check.body.clone());
         poll_fn(|cx| wire.io.poll_flush(cx, &mut wire.outbox))
             .await
-            .map_err(|_| "authorizer_broken")?;
+            .map_err(|_| CLOSED)?;
         let kind = if self.check.method == b"HEAD" {
             RequestKind::Head
         } else {
@@ -195,7 +208,7 @@ impl HttpCall<'_> {
                     if fill(wire).await? == 0 {
                         // Only a body that ends with its connection may end here; the reader
                         // refuses any other.
-                        reader.end_of_input().map_err(|_| "authorizer_broken")?;
+                        reader.end_of_input().map_err(|_| BROKEN)?;
                         answer.body = body.freeze();
                         return Ok((answer, false));
                     }
@@ -233,15 +246,12 @@ impl HttpCall<'_> {
         if !check.body.is_empty() {
             stream
                 .send_data(check.body.clone(), true)
-                .map_err(|_| "authorizer_broken")?;
+                .map_err(|_| BROKEN)?;
         }
-        let (parts, mut stream) = response
-            .await
-            .map_err(|_| "authorizer_broken")?
-            .into_parts();
+        let (parts, mut stream) = ext_authz::response_of(response).await?.into_parts();
         let mut body = BytesMut::new();
         while let Some(piece) = stream.data().await {
-            let piece = piece.map_err(|_| "authorizer_broken")?;
+            let piece = piece.map_err(|_| BROKEN)?;
             // The release fails only if more is released than was received.
             let _ = stream.flow_control().release_capacity(piece.len());
             if body.len() + piece.len() > ANSWER_BYTES_MAX {
@@ -267,22 +277,23 @@ async fn receive_head(
     kind: RequestKind,
 ) -> Result<(HttpAuthzResponse, BodyReader, bool), &'static str> {
     let mut head = ResponseHead::new();
-    let mut interim = 0;
+    let mut interim = InterimResponses::default();
+    let mut has_answered = false;
     loop {
         let bytes = wire.inbox.bytes();
         let parsed = head.parse(bytes, &MessageLimits::DEFAULT, kind);
         let Some(length) = parsed.map_err(|_| "authorizer_malformed")? else {
-            if fill(wire).await? == 0 {
-                return Err("authorizer_broken");
+            match fill(wire).await {
+                Ok(1..) => has_answered = true,
+                Ok(0) | Err(_) if !has_answered => return Err(CLOSED),
+                Ok(0) | Err(_) => return Err(BROKEN),
             }
             continue;
         };
         let view = head.view(bytes);
         if view.is_interim() {
-            interim += 1;
-            if interim > INTERIM_MAX {
-                return Err("authorizer_malformed");
-            }
+            let counted = interim.count(length, false);
+            counted.map_err(|_| ext_authz::INTERIM_RESPONSES)?;
             wire.inbox.advance(length);
             continue;
         }
@@ -312,5 +323,5 @@ fn headers(view: &ResponseView<'_>) -> Vec<(String, Vec<u8>)> {
 async fn fill(wire: &mut Http1Io) -> Result<usize, &'static str> {
     poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox))
         .await
-        .map_err(|_| "authorizer_broken")
+        .map_err(|_| BROKEN)
 }

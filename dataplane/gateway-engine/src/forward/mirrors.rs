@@ -7,14 +7,14 @@
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use canal_gateway_config::{EndpointSetId, SelectedMirror, TenantTls, hash_of_request};
-use canal_gateway_http::heads;
+use canal_gateway_http::interim::InterimResponses;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::{BodyCopy, BodyCopyError, BodyCopyReserve, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
 use canal_gateway_io::scheduler::Scheduler;
@@ -25,9 +25,7 @@ use canal_h1::{
     ResponseHead,
 };
 use canal_model::load_balancing::HashKey;
-use h2::RecvStream;
-use h2::client::ResponseFuture;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request};
 use tokio::sync::oneshot;
 
 use super::attempt_limits::{COPIES, RETRY_BODY_BYTES_MAX};
@@ -39,7 +37,6 @@ use crate::authorize::{
 use crate::balance::{self, TriedEndpoints};
 use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
-use crate::finish::InterimResponses;
 use crate::route::RoutedRequest;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
@@ -332,14 +329,16 @@ impl RequestCopy {
                 let (mut response, mut stream) = send
                     .send_request(request, body.is_empty())
                     .map_err(|_| "failed")?;
-                // The body is short, so h2 may hold it until the endpoint grants window. The response is
-                // awaited meanwhile, because h2 queues interim responses without a bound.
+                // The body is short, so h2 may hold it until the endpoint grants window.
                 if !body.is_empty() {
                     stream.send_data(body, true).map_err(|_| "failed")?;
                 }
-                let mut interim = InterimResponses::default();
-                let response = poll_fn(|cx| poll_response(cx, &mut response, &mut interim)).await?;
-                let mut body = response.into_body();
+                let response = upstream::final_response(&mut response).await;
+                let response = response.map_err(|error| match error {
+                    ProxyError::InterimResponses(_) => "interim_responses",
+                    _ => "failed",
+                });
+                let mut body = response?.into_body();
                 *is_answered = true;
                 worker.counts.mirrored("sent");
                 while let Some(Ok(data)) = body.data().await {
@@ -350,24 +349,6 @@ impl RequestCopy {
             }
         }
     }
-}
-
-/// Ready with the final response. Interim responses are dropped, within the limits of a request.
-fn poll_response(
-    cx: &mut Context<'_>,
-    response: &mut ResponseFuture,
-    interim: &mut InterimResponses,
-) -> Poll<Result<Response<RecvStream>, &'static str>> {
-    while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
-        count_interim(interim, heads::byte_len(head.headers()))?;
-    }
-    Pin::new(response).poll(cx).map_err(|_| "failed")
-}
-
-/// Counts an interim response of `bytes`.
-fn count_interim(interim: &mut InterimResponses, bytes: usize) -> Result<(), &'static str> {
-    let counted = interim.count(bytes, false);
-    counted.map(drop).map_err(|_| "interim_responses")
 }
 
 fn write_http1(out: &mut Outbox, head: Vec<u8>, framing: Framing, body: Bytes) {
@@ -397,7 +378,10 @@ async fn begin_response(wire: &mut Http1Io, kind: RequestKind) -> Result<BodyRea
             wire.inbox.advance(length);
             match reader {
                 Some(reader) => return Ok(reader),
-                None => count_interim(&mut interim, length)?,
+                None => {
+                    let counted = interim.count(length, false);
+                    counted.map_err(|_| "interim_responses")?;
+                }
             }
         } else if fill(wire).await? == 0 {
             return Err("no_response");

@@ -3,21 +3,46 @@
 //!
 //! Start with [`acquire_stream`].
 
-use std::pin::pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::Poll;
 
 use bytes::Bytes;
+use canal_gateway_http::heads;
+use canal_gateway_http::interim::InterimResponses;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::io::PrefixedIo;
 use canal_gateway_io::scheduler::Scheduler;
 use canal_gateway_limits::http2_settings;
 use canal_hbone::WindowGrowth;
 use futures::FutureExt;
-use h2::client::SendRequest;
+use h2::RecvStream;
+use h2::client::{ResponseFuture, SendRequest};
+use http::Response;
 
 use super::{TunnelMetadata, connect};
 use crate::endpoints::{Http2Upstream, SelectedEndpoint, StreamPermit};
 use crate::worker::Worker;
+
+/// Waits for the final response. Interim responses are dropped, within the limits of a request: the
+/// h2 crate queues those that nobody takes without a bound.
+///
+/// # Errors
+/// The endpoint sent more interim responses than allowed, or ended the stream.
+pub(crate) async fn final_response(
+    response: &mut ResponseFuture,
+) -> Result<Response<RecvStream>, ProxyError> {
+    let mut interim = InterimResponses::default();
+    poll_fn(|cx| {
+        while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
+            interim.count(heads::byte_len(head.headers()), false)?;
+        }
+        let polled = Pin::new(&mut *response).poll(cx);
+        polled.map_err(|_| ProxyError::UpstreamReset)
+    })
+    .await
+}
 
 /// Takes a stream on a connection to the endpoint. Opens a connection if all are full.
 pub(crate) async fn acquire_stream(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use canal_gateway_engine::GatewayTimeouts;
 use canal_model::program::AppProtocol;
+use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use http::{Request, Response, StatusCode};
 use tokio::io::AsyncWriteExt;
 
@@ -14,6 +15,7 @@ use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture};
 use crate::http2;
 use crate::origin::{OriginServer, Peer, frame};
+use crate::route_authorizers;
 
 const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
 
@@ -129,6 +131,39 @@ async fn interim_flood_ends_by_name_in_every_pairing() {
         );
         assert_eq!(refused, 2.0, "{protocol:?}");
     }
+}
+
+/// An authorizer that never answered used to fill the memory with interim responses.
+#[tokio::test]
+async fn interim_responses_of_authorizers_are_limited() {
+    let origin = OriginServer::echo().await;
+    let over_http = route_authorizers::over_http(0);
+    let over_grpc = RouteAuthorizer {
+        protocol: RouteAuthorizerProtocol::Grpc,
+        ..over_http.clone()
+    };
+    // Both limits, that of the number and that of the bytes.
+    for bytes in [4, 9 << 10] {
+        let hint = format!(
+            "HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n",
+            "x".repeat(bytes)
+        );
+        let (server_1, _) = flood_1(hint, Duration::ZERO).await;
+        let server_2 = flood_2(bytes, Duration::ZERO).await;
+        for (server, protocol, authorizer) in [
+            (&server_1, AppProtocol::Http1, &over_http),
+            (&server_2, AppProtocol::Http2, &over_http),
+            (&server_2, AppProtocol::Grpc, &over_grpc),
+        ] {
+            let server = (server, protocol);
+            let fixture = route_authorizers::fixture(&origin, server, authorizer.clone());
+            assert_eq!(HttpClient::get(fixture.web, "/x").await.status, 403);
+            let labels = ["result=\"authorizer_interim_responses\""];
+            let checks = fixture.metric("canal_authorizer_requests_total", &labels);
+            assert_eq!(checks, 1.0, "{protocol:?} {bytes}");
+        }
+    }
+    assert_eq!(origin.requests(), 0);
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ async fn http2_server() -> OriginServer {
     .await
 }
 
-fn over_http(body_bytes: u32) -> RouteAuthorizer {
+pub(crate) fn over_http(body_bytes: u32) -> RouteAuthorizer {
     RouteAuthorizer {
         service: key(TENANT, "auth"),
         port: 80,
@@ -82,7 +82,7 @@ fn checked_by(authorizer: RouteAuthorizer) -> Option<Box<RouteFilters>> {
 }
 
 /// Starts a gateway with the server, whose rule for all paths asks it.
-fn fixture(
+pub(crate) fn fixture(
     origin: &OriginServer,
     (server, protocol): (&OriginServer, AppProtocol),
     authorizer: RouteAuthorizer,
@@ -264,6 +264,36 @@ async fn a_connection_to_an_authorizer_carries_several_checks() {
         assert_eq!(client.answer().await.unwrap().status, 200);
     }
     assert_eq!((server.connections(), server.requests()), (1, 3));
+}
+
+/// A check was sent a second time on a new connection after any bad answer on an idle one.
+#[tokio::test]
+async fn only_a_closed_connection_repeats_a_check() {
+    let origin = OriginServer::echo().await;
+    // The second answer on a connection, and the status and the checks that follow.
+    for (second, status, checks) in [
+        ("", 200, 3),
+        ("no HTTP\r\n\r\n", 403, 2),
+        ("HTTP/1.1 200 OK\r\ncontent-le", 403, 2),
+    ] {
+        let server = OriginServer::each(move |mut peer| async move {
+            let first = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            for answer in [first, second] {
+                if peer.request().await.is_none() {
+                    return;
+                }
+                peer.write(answer.as_bytes()).await;
+            }
+        })
+        .await;
+        let fixture = fixture(&origin, (&server, AppProtocol::Http1), over_http(0));
+        let mut statuses = Vec::new();
+        for _ in 0..2 {
+            statuses.push(HttpClient::get(fixture.web, "/x").await.status);
+        }
+        assert_eq!(statuses, [200, status], "{second:?}");
+        assert_eq!(server.requests(), checks, "{second:?}");
+    }
 }
 
 #[tokio::test]
