@@ -247,7 +247,7 @@ fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
     assert_eq!(faults, []);
     let count = set.hosts * set.paths;
     let mut texts = Vec::new();
-    // Four for each rule of a small set, so that each is met by both halves of its paths.
+    // A small set needs few requests. Four for each rule is a choice that nobody measured.
     let requests: Vec<BenchRequest> = (0..REQUESTS.min(count * 4))
         // A large odd step visits the rules in an order that no prefetcher predicts.
         .map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts))

@@ -131,7 +131,7 @@ fn what_canal_does_not_serve_closes_its_own_server() {
         assert_eq!(found[1].1, Some(reason), "{problem}");
         assert_eq!(reported, [problem]);
     }
-    // A field that Canal does not know closes its server too, and one outside all of them.
+    // A field that Canal does not know closes its own server only.
     let odd = server("odd", 81, "hosts: [\"*\"], colour: red");
     let (found, _) = of_servers(&[server("http", 80, "hosts: [\"*\"]"), odd]);
     let reasons: Vec<_> = found.iter().map(|(_, reason)| *reason).collect();

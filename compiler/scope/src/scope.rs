@@ -174,8 +174,9 @@ mod tests {
 
     const AZS: [&str; 2] = ["az1", "az2"];
 
-    /// Returns the tier resources of tenant number `n`: its service with an address and a table in
-    /// each AZ, a node and a throttle. Fields on which no scope depends are empty.
+    /// Returns the tier resources of tenant number `n`: one service with an address and a table in
+    /// each AZ, a node, a throttle, and a direct endpoint for all nodes of the tenant. Values on
+    /// which no scope depends are empty or arbitrary.
     fn tenant(name: &str, n: u32) -> Vec<Resource> {
         let (key, id): (ServiceKey, _) = (
             format!("{name}/shop/a").parse().unwrap(),

@@ -139,7 +139,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
              {{selector: {{matchLabels: {{app: cache}}}}, action: ALLOW, rules: [{{from: [{{source: {{namespaces: [{namespace}]}}}}]}}]}}\n"
         )
     };
-    // n1 needs a workload of its own, since policies are evaluated for its workloads.
+    // Policies are evaluated for the workloads of n1, which gets a second one in `shop`.
     root.must_apply("alpha", &[&pod(1, "web-0", "web", "n1", 9, true)])
         .await;
     n1.settle().await;

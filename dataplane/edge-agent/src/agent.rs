@@ -548,7 +548,8 @@ fn look_after(shared: &AgentShared, audits: bool) {
     shared.counts.attached(program.attached);
     let (fixed, what) = match decide_repair(program) {
         RepairAction::Nothing => (Ok(()), None),
-        // The first attachment after the start repairs nothing, so it is not counted as a repair.
+        // The maps were filled when the state arrived. The first attachment after the start
+        // repairs nothing, so it is not counted as a repair.
         RepairAction::Attach => (kernel.attach(), program.live.then_some("attachment")),
         RepairAction::Reload => (kernel.reload(), Some("pins")),
     };
@@ -580,8 +581,16 @@ fn look_after(shared: &AgentShared, audits: bool) {
             "edge: cannot read the maps, so external changes stay unrepaired; retrying"
         ),
     }
-    // A program that was never attached is attached only now, when its maps are filled: with empty
-    // maps it would drop packets.
+    // Before the attachment below, which may fail: the next check would not find this repair.
+    if let Some(what) = what {
+        shared.counts.repair(what, 1);
+        tracing::error!(
+            what,
+            "edge: the BPF program or maps were removed externally; reinstalled"
+        );
+    }
+    // A reloaded program is attached only now, when its maps are filled: with empty maps it would
+    // drop packets.
     let kernel = reconciler.tables();
     if !kernel.is_live()
         && has_state
@@ -590,13 +599,6 @@ fn look_after(shared: &AgentShared, audits: bool) {
         tracing::error!(%error, "edge: could not attach the program to the device; retrying");
         // Without the program no packet is counted, so the counters need no update.
         return;
-    }
-    if let Some(what) = what {
-        shared.counts.repair(what, 1);
-        tracing::error!(
-            what,
-            "edge: the BPF program or maps were removed externally; reinstalled"
-        );
     }
     shared.counts.attached(kernel.is_attached());
     match kernel.counts() {

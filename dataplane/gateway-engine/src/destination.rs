@@ -180,7 +180,8 @@ impl ResolvedDestination {
             .serves
             .iter()
             .find(|(_, _, target)| *target == address.port());
-        // What the Service declares of the port also holds for clients that dial the pod itself.
+        // What the Service declares of the port also holds for clients that dial the pod itself. Of
+        // several Services the first counts, because the address does not say which is meant.
         let service = served.and_then(|(service, port, _)| Some((tenant.service(service)?, *port)));
         let port = service.and_then(|(service, port)| service.port(port));
         let id = upstreams.direct_id();
@@ -197,6 +198,7 @@ impl ResolvedDestination {
             policy_paths: service
                 .map(|(service, _)| service.policy_paths)
                 .unwrap_or_default(),
+            // The pod exists; no Service need be there.
             exists: true,
             filters: FilterChain::of_policies(guard.as_deref()),
             load_balancing: LoadBalancing::default(),
