@@ -337,8 +337,7 @@ impl VirtualServices<'_> {
             bytes_left: point.regex_bytes_left,
             copies: point.rule_copies(),
             service: format!("{}/{}", point.service.namespace, point.service.name),
-            // The point is one Service or one Gateway, and its bytes are those above.
-            gateways: Vec::new(),
+            gateways: Vec::new(), // The point is one Service or Gateway: its bytes are above.
         };
         // A broken object refuses all requests, even if none of its rules could be read.
         let implied = spec
@@ -375,9 +374,7 @@ impl VirtualServices<'_> {
                 &mut reading,
                 &mut |it| {
                     let is_within = budget.add_rule(&it);
-                    // The caller drops all rules once the budget is exceeded, so one too many does no
-                    // harm.
-                    rules.push(it);
+                    rules.push(it); // Beyond the budget the caller drops all.
                     is_within
                 },
             );

@@ -127,7 +127,7 @@ where
             Ok(response.map(|inner| {
                 Body::new(UnreadBody {
                     inner,
-                    held: 0,
+                    counted_bytes: 0,
                     tenant,
                     answers,
                 })
@@ -140,7 +140,8 @@ where
 /// the client has room for it.
 struct UnreadBody {
     inner: Body,
-    held: usize,
+    /// Bytes of the body that the tenant's count has.
+    counted_bytes: usize,
     tenant: TenantName,
     answers: UnreadAnswers,
 }
@@ -153,11 +154,11 @@ impl UnreadBody {
             Entry::Vacant(own) => own.insert_entry(0),
         };
         *own.get_mut() += bytes;
-        *own.get_mut() -= self.held;
+        *own.get_mut() -= self.counted_bytes;
         if *own.get() == 0 {
             own.remove();
         }
-        self.held = bytes;
+        self.counted_bytes = bytes;
     }
 }
 
@@ -188,7 +189,7 @@ impl HttpBody for UnreadBody {
     /// has room for its end: it would drop the body, and keep the frame. An empty body ends with the
     /// head, as gRPC's answers with an error must.
     fn is_end_stream(&self) -> bool {
-        self.held == 0 && self.inner.is_end_stream()
+        self.counted_bytes == 0 && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> http_body::SizeHint {
@@ -273,7 +274,7 @@ mod tests {
         let third = ask(Some("alpha")).await.unwrap();
         let empty = UnreadBody {
             inner: Body::empty(),
-            held: 0,
+            counted_bytes: 0,
             tenant: "alpha".parse().unwrap(),
             answers: answers.clone(),
         };

@@ -271,8 +271,7 @@ impl Preparer {
             return Ok(PreparedWrite { plan, commit: None });
         }
         let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
-        // A request that is refused must not use up IDs.
-        let ids = self.store.preview_service_ids(&keys, now)?;
+        let ids = self.store.preview_service_ids(&keys, now)?; // A refusal uses up no IDs.
         let mut validated = self.validate(&plan.after, &ids, dry_run);
         // A new tenant had no findings before.
         let was = basis
@@ -300,8 +299,7 @@ impl Preparer {
             }
             return Ok(PreparedWrite { plan, commit: None });
         }
-        // Other tenants may have taken the previewed IDs meanwhile. These are assigned to the
-        // tenant permanently.
+        // Others may have taken the previewed IDs meanwhile. These are the tenant's permanently.
         let bound = self.store.service_ids(&keys, now)?;
         if bound != ids {
             validated = self.validate(&plan.after, &bound, dry_run);

@@ -18,7 +18,7 @@ use crate::regexes::{is_unicode_needed, syntax_of};
 /// Maximum work on one path: the bytes of the automaton times those of the path that its searches
 /// may read. A search whose states do not fit into its cache follows all of them for each byte. The
 /// whole took some 20 ms (a core of a cloud machine, 2026), in which the worker serves nobody else.
-pub const SUBSTITUTION_WORK_MAX: u64 = 64 << 20;
+const SUBSTITUTION_WORK_MAX: u64 = 64 << 20;
 
 /// Reason why a path is not rewritten. The gateway refuses its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

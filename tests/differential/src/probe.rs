@@ -256,6 +256,15 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
         });
     }
     push_variant(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
+    vary_client(matching, &mut push_variant);
+    found
+}
+
+/// Passes changes of the client to `push_variant`: of its connection, namespace and labels.
+fn vary_client(
+    matching: &OracleRequest,
+    push_variant: &mut dyn FnMut(&dyn Fn(&mut OracleRequest)),
+) {
     push_variant(&|request| request.client.is_tls ^= true);
     push_variant(&|request| request.client.namespace = None);
     push_variant(&|request| request.client.namespace = "other".parse().ok());
@@ -267,5 +276,4 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
             drop(labels.insert(key.clone(), "other".to_owned()))
         });
     }
-    found
 }

@@ -1,7 +1,7 @@
 //! Constructors of filters as routes write them: one for each type of filter that is generated. It
 //! generates nothing.
 
-/// Filters of HTTPRoutes.
+/// Builds filters for the rules of HTTPRoutes.
 pub(crate) mod http {
     use canal_model::policy::cors::HttpCorsFilter;
     use canal_model::policy::external_auth::HttpExternalAuthFilter;
@@ -67,7 +67,7 @@ pub(crate) mod http {
     }
 }
 
-/// Filters of GRPCRoutes.
+/// Builds filters for the rules of GRPCRoutes.
 pub(crate) mod grpc {
     use canal_model::policy::gateway_api::{GrpcRouteFilter, HttpHeaderFilter};
     use canal_model::policy::mirrors::HttpRequestMirrorFilter;

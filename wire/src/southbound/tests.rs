@@ -446,35 +446,9 @@ fn workload_with_udp_ports(ports: Vec<u32>) -> (ResourceKind, String, Vec<u8>) {
 /// A case's name, a broken message, and a part of the text that the NACK must contain.
 type BrokenCase = (&'static str, (ResourceKind, String, Vec<u8>), &'static str);
 
-fn broken_resources() -> Vec<BrokenCase> {
+fn broken_matches() -> Vec<BrokenCase> {
     let route = broken_route;
-    let workload = workload_with_udp_ports;
     vec![
-        (
-            "too many UDP ports",
-            // One port more than the 64 of the limit.
-            workload((1..=65).collect()),
-            "has 65 ports, more than 64",
-        ),
-        (
-            "UDP port",
-            workload(vec![53, 0]),
-            "field udp_ports: 0 is not a port",
-        ),
-        (
-            "weight",
-            route(|m| {
-                if let Some(wire::route::Action::Split(s)) = &mut m.action {
-                    s.backends[0].weight = 1_000_001
-                }
-            }),
-            "above 1000000",
-        ),
-        (
-            "no action",
-            route(|m| m.action = None),
-            "field action: is missing",
-        ),
         (
             "no match",
             route(|m| m.matches.clear()),
@@ -505,6 +479,38 @@ fn broken_resources() -> Vec<BrokenCase> {
             "attribute of the client in the query",
             route(|m| m.matches[0].query[0].value = m.matches[0].headers[2].value.clone()),
             "field matches.query: is inside",
+        ),
+    ]
+}
+
+fn broken_resources() -> Vec<BrokenCase> {
+    let route = broken_route;
+    let workload = workload_with_udp_ports;
+    vec![
+        (
+            "too many UDP ports",
+            // One port more than the 64 of the limit.
+            workload((1..=65).collect()),
+            "has 65 ports, more than 64",
+        ),
+        (
+            "UDP port",
+            workload(vec![53, 0]),
+            "field udp_ports: 0 is not a port",
+        ),
+        (
+            "weight",
+            route(|m| {
+                if let Some(wire::route::Action::Split(s)) = &mut m.action {
+                    s.backends[0].weight = 1_000_001
+                }
+            }),
+            "above 1000000",
+        ),
+        (
+            "no action",
+            route(|m| m.action = None),
+            "field action: is missing",
         ),
         (
             "short precedence",
@@ -549,7 +555,8 @@ fn broken_resources() -> Vec<BrokenCase> {
 /// contain.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
-    for (case, (kind, name, bytes), text) in broken_resources() {
+    for (case, (kind, name, bytes), text) in broken_resources().into_iter().chain(broken_matches())
+    {
         let e = decode(kind, &name, &bytes).unwrap_err().to_string();
         assert!(e.contains(text), "{case}: {e}");
     }
