@@ -72,7 +72,7 @@ pub(crate) fn serve(
             Some(Box::pin(async move { pipeline::serve(&mut request).await }))
         }
         Err(error) => {
-            refuse(&mut respond, &mut record, &error, grpc, false);
+            refuse(&mut respond, &mut record, (&error, None), grpc, false);
             None
         }
     }

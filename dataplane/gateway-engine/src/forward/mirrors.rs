@@ -6,7 +6,7 @@
 //! sent. Start with [`HttpRequest::begin_copies`].
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
