@@ -265,7 +265,7 @@ fn issuers_and_their_keys() {
     let inline = |n: usize| {
         token(&format!(
             "jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]",
-            // The set without its closing quote, so that the padding is inside of the value.
+            // The set without its quotes, so that the padding is inside of the value.
             &KEYS[1..KEYS.len() - 1],
             " ".repeat(n)
         ))

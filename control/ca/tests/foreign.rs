@@ -207,7 +207,7 @@ fn good_files(root: &ForeignAuthority, plain: &ForeignAuthority) -> Vec<FilesCas
         ("a P-384 intermediate", p384.files(&[], root), Ok(2)),
         (
             "a list of its own",
-            changed(plain.files(&[], root), &|f| f.crl = Some(plain.crl(&[7]))),
+            changed(plain.files(&[], root), &|f| f.crl = Some(plain.crl(&[7]))), // Any serial.
             Ok(2),
         ),
         (
@@ -693,7 +693,8 @@ impl AnswerFixture {
             (
                 "lives long",
                 answer(root, key, mine, |p| {
-                    // It has 32 days left; at most LIFETIME_SECONDS_MAX, one day, is accepted.
+                    // More than 31 days are left; at most LIFETIME_SECONDS_MAX, one day, is
+                    // accepted.
                     p.not_after = date_time_ymd(2027, 2, 16)
                 }),
                 vec![],

@@ -686,7 +686,7 @@ async fn check_pages_and_metrics(
             "{path}: {answer}"
         );
     }
-    // The values of two_tenants: one node is subscribed, and each tenant has two services.
+    // The caller subscribed one node, and each tenant of two_tenants has two services.
     for (line, want) in [
         ("canal_controller_subscribers{kind=\"node\"}", 1.0),
         ("canal_controller_subscribers_converged", 1.0),

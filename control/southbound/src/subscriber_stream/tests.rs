@@ -890,7 +890,7 @@ fn a_gateway_follows_the_services_of_its_backend() {
         .concat()
     );
     assert_eq!(edge.settle(&w), [""; 0], "an edge is not concerned");
-    // The tenant stays, and the service leaves the backend.
+    // No service has ID 9: the tenant stays, and its service leaves the backend.
     fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
     assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
     // The backend has the service again, so its table comes back.

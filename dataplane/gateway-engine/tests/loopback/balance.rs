@@ -16,8 +16,8 @@ use crate::fixture::{
 };
 use crate::origin::{OriginServer, Peer};
 
-/// Returns rules of `web`: by a header, to another service, to nothing, and to none of its
-/// endpoints.
+/// Returns rules of `web`: by a header, to another service, to a refusal, to no service, to none of
+/// its endpoints, and by a path.
 fn rules_of_web() -> Vec<Resource> {
     let header = HttpMatch {
         headers: vec![ValueMatch {

@@ -428,7 +428,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
             }
         }
         timed!(
-            // Fewer would say nothing of the longest; an unoptimized worker makes more in three
+            // The median of fewer would say little; an unoptimized worker makes more in three
             // seconds.
             asked > 20,
             "more than 20 requests of others were made by the end of round {round}"

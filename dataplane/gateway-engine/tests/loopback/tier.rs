@@ -203,7 +203,8 @@ impl ReplicaFixture {
             Resource::Address(address),
             tunnelled(pod(TENANT, "web-0", pod_at, "web"), tunnel),
             tunnelled(pod(BETA, "web-0", pod_at, "web"), tunnel),
-            // Makes the client's address known as a workload; its port is never dialled.
+            // Makes the client's address known as a workload; the gateway connects to no port of
+            // it.
             Resource::Workload(pod(
                 TENANT,
                 "client",
