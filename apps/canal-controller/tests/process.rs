@@ -186,6 +186,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             let mut acks = Vec::new();
             for i in 0.. {
                 let name = format!("r{round}-{i}");
+                // The fixture's addresses differ in one byte, and the rounds may need more.
                 match client
                     .apply(apply(
                         service(1, &name, 0).replace("10.91.0.0", &address(round, i)),

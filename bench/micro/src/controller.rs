@@ -52,6 +52,8 @@ impl ControllerBench {
             shares.set(kind, Share::Amount(UNBOUNDED));
         }
         let capacities = SharedCapacities {
+            // Nobody measured the queue. The bench has no connections or streams, so 1 of each will
+            // do.
             queued_changes: 256,
             queued_change_bytes: 1 << 30,
             configuration_bytes: UNBOUNDED,

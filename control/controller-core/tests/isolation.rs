@@ -60,6 +60,7 @@ async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
     let text = large(8_000);
     let mut diffs = tokio::task::JoinSet::new();
     let done = Arc::new(AtomicUsize::new(0));
+    // Twice as many as there are workers.
     for _ in 0..4 {
         let (mut ann, text) = (fixture.admin("ann").await, text.clone());
         let done = done.clone();

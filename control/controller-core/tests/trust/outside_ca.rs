@@ -397,6 +397,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         fixture
             .metric("canal_controller_external_ca_requests_total{outcome=\"signed\"}")
             .await
+            // The certificates of A and of the gateway.
             >= 2.0
     );
 }

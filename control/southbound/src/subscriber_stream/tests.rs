@@ -760,7 +760,7 @@ fn fleet(
             name.parse().unwrap(),
             ReplicaNumber::new(i as u32 + 1).unwrap(),
         );
-        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3);
+        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3); // No test depends on it.
         Resource::Replica(Replica {
             name,
             number,

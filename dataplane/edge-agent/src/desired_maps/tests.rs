@@ -160,6 +160,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
     lines
         .iter()
         .map(|l| {
+            // Of the ids that `Debug` shows, the cases have the numbers alone.
             l.replace("Vni(", "")
                 .replace("ServiceId(", "")
                 .replace(')', "")

@@ -673,7 +673,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
         hosts.map(|host| routed(&snapshot, host)),
         [false, true, false]
     );
-    let gone = builder.names_beside(&all[..3]);
+    let gone = builder.names_beside(&all[..3]); // All but the Gateway.
     assert_eq!(
         gone,
         [(ResourceKind::Ingress, "t/ns/web.gateway".to_owned())]

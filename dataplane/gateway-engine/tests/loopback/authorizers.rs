@@ -285,7 +285,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
         (get("/x").await.status, get("/no").await.status),
         (403, 302)
     );
-    assert_eq!(seen.checks.load(SeqCst), checks + 2);
+    assert_eq!(seen.checks.load(SeqCst), checks + 2); // Both requests were checked.
 }
 
 async fn get_over_http2(fixture: &GatewayFixture, path: &str) -> String {

@@ -339,7 +339,7 @@ async fn grpc_streams_both_ways_at_once_and_ends_with_its_status() {
 
 #[tokio::test]
 async fn resets_are_carried_both_ways() {
-    let (tx, mut rx) = tokio::sync::mpsc::channel(4);
+    let (tx, mut rx) = tokio::sync::mpsc::channel(4); // One message is sent.
     let (has_head, has_request) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (reset_now, arrived) = (has_head.clone(), has_request.clone());
     let two = origin(

@@ -263,7 +263,7 @@ async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
             "{text}"
         );
     }
-    assert_eq!((web.requests(), canary.requests()), (0, 2));
+    assert_eq!((web.requests(), canary.requests()), (0, 2)); // One for each HTTP version.
 }
 
 #[tokio::test]
