@@ -41,7 +41,7 @@ impl ControllerBench {
     pub fn new() -> Self {
         let folder = tempfile::TempDir::new().expect("a folder for temporary files");
         let store = Store::open(folder.path(), StoreLimits::default()).expect("a new store");
-        // The tenant is ten times larger than the default shares permit.
+        // The tenant is larger than the default shares permit.
         let mut shares = Shares::default();
         for kind in [
             ShareKind::ConfigurationBytes,

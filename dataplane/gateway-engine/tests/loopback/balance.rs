@@ -490,8 +490,8 @@ async fn a_thousand_changes_under_load_fail_no_request() {
         // Requests run between two changes instead of only after the last.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Without requests beside the changes the test would show nothing. Two hundred are many more
-    // than the four clients have open at once.
+    // Few requests would show little. Two hundred are many more than the four clients have open at
+    // once.
     until("200 requests", || done.load(Ordering::SeqCst) > 200).await;
     stop.store(true, Ordering::SeqCst);
     for client in clients {
