@@ -421,6 +421,7 @@ fn federations_and_key_servers_of_a_tenant() {
         servers(KEY_SERVERS_PER_TENANT_MAX + 1, 1),
         (KEY_SERVERS_PER_TENANT_MAX, 1)
     );
+    // A KeyServer with too many addresses is not used at all.
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX), (1, 0));
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX + 1), (0, 1));
 }

@@ -573,6 +573,7 @@ impl AnswerFixture {
                 vec![],
                 Ok(2),
             ),
+            // A root that is sent along is no link.
             (
                 "with its root",
                 answer(root, key, mine, |_| {}) + &root.pem,

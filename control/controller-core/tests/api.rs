@@ -407,7 +407,7 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
     let cases = [
         (
             "the same VNI",
-            // Other pods than those of alpha, so that only the VNI is the same.
+            // Another pod range than alpha's, so that only the VNI is the same.
             tenant_object("gamma", 1).replace("10.1.", "10.3."),
         ),
         (

@@ -407,6 +407,7 @@ fn claims_and_times_are_checked() {
             .unwrap_err(),
         TokenError::Broken
     );
+    // One token more than a request may have.
     let many = (0..=TOKENS_MAX)
         .map(|_| ("authorization", format!("Bearer {token}")))
         .collect();
