@@ -444,7 +444,7 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     assert_eq!(
         authority.crls(&[], &foreign, 1, NOW).unwrap().len(),
         2,
-        "the CA adds nothing: both are unchanged"
+        "the CA has nothing to add: both lists stay"
     );
     let bad = issue(&authority, &[]);
     let lists = authority.crls(&[serial(&bad)], &foreign, 1, NOW).unwrap();

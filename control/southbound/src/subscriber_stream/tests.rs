@@ -910,6 +910,6 @@ fn a_gateway_follows_the_services_of_its_backend() {
     assert_eq!(
         c.settle(&w),
         all_kinds(),
-        "replicas keep their own name across a reconnect"
+        "nothing is sent again after a reconnect"
     );
 }

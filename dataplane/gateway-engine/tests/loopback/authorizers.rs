@@ -359,7 +359,7 @@ async fn authorizers_are_shown_the_path_that_is_forwarded() {
         );
         assert!(
             shown().is_none(),
-            "{sent}: nobody is asked about what can be read in two ways"
+            "{sent}: a path that can be read in two ways is not sent on"
         );
     }
     // Headers that only proxies set are neither sent to the authorizer nor forwarded.

@@ -733,7 +733,7 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
                 .fixture
                 .metric("canal_gateway_refused_connects_total", &[]),
             0.0,
-            "no CONNECT was received"
+            "no CONNECT was refused"
         );
     });
 }
