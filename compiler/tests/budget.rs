@@ -267,7 +267,7 @@ fn subsets_are_charged_the_endpoints_of_their_service() {
     // `SET_ENDPOINT_BYTES`.
     assert_eq!(bytes(2, 7) - bytes(2, 4), 2 * 3 * 128);
     assert_eq!(bytes(5, 7) - bytes(5, 4), 5 * 3 * 128);
-    // 40 subsets of 200 endpoints: most of the charge is for endpoints.
+    // 40 subsets of 200 endpoints take one byte more than this limit.
     let yaml = services(1, 1) + &rules(40) + &pods(200);
     let max = CompiledSize {
         route_table_bytes: bytes(40, 0) + 40 * 200 * 128 - 1,

@@ -258,7 +258,7 @@ impl GoldenCase {
                 case.jwks.insert(uri.to_owned(), keys.to_owned());
             }
             // `#!` is a request to explain, `#?` one to the oracle, and `#>` one that arrives at a
-            // Gateway.
+            // Gateway; `#!>` is such an arrival to explain.
             case.journeys
                 .extend(line.strip_prefix("#! ").map(str::to_owned));
             case.explained_arrivals

@@ -265,7 +265,7 @@ fn issuers_and_their_keys() {
     let inline = |n: usize| {
         token(&format!(
             "jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]",
-            // The set without its closing quote, so that the padding is inside of the value.
+            // The set without its quotes, so that the padding is inside of the value.
             &KEYS[1..KEYS.len() - 1],
             " ".repeat(n)
         ))
@@ -421,6 +421,7 @@ fn federations_and_key_servers_of_a_tenant() {
         servers(KEY_SERVERS_PER_TENANT_MAX + 1, 1),
         (KEY_SERVERS_PER_TENANT_MAX, 1)
     );
+    // A KeyServer with too many addresses is not used at all.
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX), (1, 0));
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX + 1), (0, 1));
 }

@@ -298,7 +298,7 @@ fn principals_see_their_share() {
         [of_node.as_slice(), &[ResourceKind::Workload], &of_all_nodes].concat()
     );
     assert_eq!(
-        kinds(&node("n2", "alpha")),
+        kinds(&node("n2", "alpha")), // No pod runs there.
         [of_node.as_slice(), &of_all_nodes].concat()
     );
     let keys = |tenant: Option<&str>| Principal::KeyServer {

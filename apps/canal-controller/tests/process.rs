@@ -186,6 +186,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             let mut acks = Vec::new();
             for i in 0.. {
                 let name = format!("r{round}-{i}");
+                // The fixture's addresses differ in one byte, and the rounds may need more.
                 match client
                     .apply(apply(
                         service(1, &name, 0).replace("10.91.0.0", &address(round, i)),
@@ -276,6 +277,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
     let folders = ControllerFolders::new();
     let mut last: Option<Roots> = None;
     let mut steps = 0;
+    // Eight rounds meet each pause below once.
     for round in 0..8u64 {
         let mut running = folders.start();
         let (mut client, _) = folders.client().await;
@@ -323,7 +325,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
         steps += seen.len() - 1;
         last = seen.into_iter().last();
     }
-    // Eight rounds of one step or more each.
+    // The rounds wait for 15 steps in sum; without more than one a round little was tested.
     assert!(steps > 8, "too little was done to prove anything: {steps}");
 }
 
@@ -462,7 +464,7 @@ fn wrong_flags_are_reported() {
     }
     for (flag, value, part) in [
         ("--svid-ttl", "25h", "60s to 24h"),
-        ("--svid-ttl", "soon", "90m"),
+        ("--svid-ttl", "soon", "90m"), // The message gives this example.
         ("--log", "a=b=c", "--log"),
         ("--listen", "here", "--listen"),
         ("--jwks-refresh", "0s", "1s to 24h"),
@@ -522,7 +524,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
     );
     // Files come into force without a write to the store.
     let file = folders.dir.path().join("config/alpha/more.yaml");
-    write_whole(&file, &service(1, "from-a-file", 200));
+    write_whole(&file, &service(1, "from-a-file", 200)); // No apply above has this address.
     let until = Instant::now() + wait_limit();
     let request = || GetRequest {
         tenant: "alpha".into(),

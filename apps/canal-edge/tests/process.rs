@@ -239,7 +239,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
     let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
-    // No replica page is open in this test.
+    // No replica page is open in this test. State 2 is `CANAL_REPLICA_DOWN`.
     m.until("both are down: no replica answers probes", || {
         (up(&m, 1), up(&m, 2)) == (Some(2), Some(2))
     });
@@ -295,7 +295,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
         );
     }
 
-    // The agent starts only with the snapshot.
+    // The controller and the pins are gone, so this agent has the snapshot alone.
     let edge = m.edge();
     edge.ready();
     assert_eq!(

@@ -105,7 +105,7 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
             // Every resource is accepted.
             Box::new(|_, _| Ok(Vec::new())),
         );
-        let connection = controller.connect(0).await.unwrap();
+        let connection = controller.connect(0).await.unwrap(); // The only address.
         let mut fleet = FleetClient::new(connection.channel.clone());
         while !end.load(Relaxed) {
             let state = ReplicaReportRequest {

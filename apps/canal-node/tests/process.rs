@@ -594,7 +594,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
         let waited = start.elapsed();
         assert!(
             !m.plain() && waited < deadline(STEP_TIMEOUT),
-            "at no time of the start"
+            "plaintext gets in, or the start takes too long"
         );
     }
     m.until("served", || m.listens());
@@ -628,7 +628,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     assert!(
         !refused.status.success()
             && String::from_utf8_lossy(&refused.stderr).contains("--bpf-pin-dir"),
-        "bpf or nothing"
+        "`--capture bpf` has no fallback"
     );
     m.capture = "auto";
     let node = m.node();
@@ -719,7 +719,7 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
             socket.send_to(b"x", "10.77.0.2:5353").unwrap();
             socket.recv(&mut [0; 8]).is_ok()
         };
-        assert!(!answers(GATEWAY), "{capture}: nobody named the port");
+        assert!(!answers(GATEWAY), "{capture}: no route opens the port");
         let route = m.dir.path().join("config/alpha/udp.yaml");
         fs::write(&route, ROUTE).unwrap();
         m.until("the port opens", || answers(GATEWAY));

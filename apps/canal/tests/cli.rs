@@ -161,8 +161,8 @@ fn analyze_shows_codes_and_tells_errors_from_warnings() {
     let warned = file("warned.yaml", "{name: web, port: 80}");
     // No field of a port is called `speed`.
     let broken = file("broken.yaml", "{name: http, port: 80, speed: 1}");
-    // Code 1 means findings, 2 a wrong command line or an unreadable file. Columns are those of the
-    // port.
+    // Code 1 means errors, and with `--strict` warnings too; 2 is a wrong command line or an
+    // unreadable file. Columns are those of the port.
     for (words, code, wanted) in [
         (
             format!("analyze {good} --strict"),

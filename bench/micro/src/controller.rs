@@ -41,7 +41,7 @@ impl ControllerBench {
     pub fn new() -> Self {
         let folder = tempfile::TempDir::new().expect("a folder for temporary files");
         let store = Store::open(folder.path(), StoreLimits::default()).expect("a new store");
-        // The tenant is ten times larger than the default shares permit.
+        // The tenant is larger than the default shares permit.
         let mut shares = Shares::default();
         for kind in [
             ShareKind::ConfigurationBytes,
@@ -52,6 +52,8 @@ impl ControllerBench {
             shares.set(kind, Share::Amount(UNBOUNDED));
         }
         let capacities = SharedCapacities {
+            // Nobody measured the queue. The bench has no connections or streams, so 1 of each will
+            // do.
             queued_changes: 256,
             queued_change_bytes: 1 << 30,
             configuration_bytes: UNBOUNDED,

@@ -137,7 +137,8 @@ pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
                 .map(|(after, before)| after.cpu() / before.cpu()),
         )
         .median;
-        // Overlapping spreads are noise; only beyond them does the median of rounds decide.
+        // If each median lies within the other's spread, the difference is noise. Only otherwise
+        // does the median of rounds decide.
         let verdict = match (
             spread(after, LoadSample::cpu).is_equal_within(&spread(before, LoadSample::cpu)),
             ratio < 1.0,

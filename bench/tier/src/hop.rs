@@ -117,7 +117,8 @@ fn compare(
     for (load, both) in loads.iter().zip(&rounds) {
         show(&load.name(), paths, both);
     }
-    // The cost model uses the lowest rate: a load balancer with spare capacity.
+    // The cost model uses the first of `--rates`, by default the lowest: a load balancer with spare
+    // capacity.
     let [tier, balancer] = &rounds[0];
     let of = |runs: &[HopRound], field: fn(&HopRound) -> f64| {
         RoundSpread::of(runs.iter().map(field)).median

@@ -120,6 +120,7 @@ fn measure(
         "load",
         url,
         "-c",
+        // Nobody measured other numbers of connections.
         "16",
         "-r",
         &rate,

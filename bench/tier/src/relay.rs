@@ -125,7 +125,8 @@ fn small_frames(scene: &TierBenchWorld, to: &str, seconds: u64) -> anyhow::Resul
         // Any delay has the link carried by the relay; this is that of a region (`DELAYS`).
         .impair("late", Impairment::delay(Duration::from_micros(500)))?;
     let mut highest = 0.0_f64;
-    // Offered rates rise until the relay cannot carry them.
+    // All rates are offered, also those beyond the first with drops: the table shows how the relay
+    // fails.
     for rate in RATES {
         let (before, cpu, begun) = (
             scene.world.link_report("late")?,

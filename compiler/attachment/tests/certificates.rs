@@ -90,7 +90,7 @@ fn a_reference_that_is_wrong_closes_its_listener_with_the_reason() {
             Some("RefNotPermitted"),
             no_grant,
         ),
-        // Others than the broken one are used.
+        // Of several references, those that resolve are used.
         (
             "certificateRefs: [{name: missing}, {name: cert}]",
             None,
@@ -102,6 +102,7 @@ fn a_reference_that_is_wrong_closes_its_listener_with_the_reason() {
         // The gateway's other listener, b, must stay open in every case.
         let expected_listeners = [("a".to_owned(), reason), ("b".to_owned(), None)];
         assert_eq!(listeners(&all), expected_listeners, "{tls}");
+        // An empty text stands for no finding.
         let expected: Vec<&str> = expected.split('\n').filter(|it| !it.is_empty()).collect();
         assert_eq!(texts(&found), expected, "{tls}");
         // A certificate is loaded only for a listener that is open.

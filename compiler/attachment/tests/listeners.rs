@@ -132,7 +132,7 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
             "infrastructure: {parametersRef: {group: g, kind: K, name: n}}",
             Some("InvalidParameters"),
         ),
-        // Only listeners for HTTPS have TLS.
+        // The validation of clients concerns listeners for HTTPS, and this one is for HTTP.
         ("tls: {frontend: {}}", None),
         ("colour: red", Some("Invalid")),
         // A faulty `allowedListeners` admits no ListenerSets and concerns no listener of the

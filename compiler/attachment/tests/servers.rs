@@ -214,7 +214,7 @@ fn a_mutual_server_validates_clients_by_the_authorities_of_its_secret() {
         ("mode: OPTIONAL_MUTUAL, credentialName: opaque", Ok("AllowValidOrNone 1")),
         ("mode: MUTUAL, credentialName: generic", Ok("AllowValidOnly 2")), // `cacert`, before `ca.crt`
         ("mode: MUTUAL, credentialName: split", Ok("AllowValidOnly 2")),
-        ("mode: MUTUAL, credentialNames: [split, whole]", Ok("AllowValidOnly 2")),
+        ("mode: MUTUAL, credentialNames: [split, whole]", Ok("AllowValidOnly 2")), // the first
         (
             "mode: MUTUAL, credentialName: bare, caCertCredentialName: opaque",
             Ok("AllowValidOnly 1"),

@@ -22,6 +22,8 @@ type ServiceFn = fn(&TenantName, &Namespace, &ObjectName) -> Option<ServiceKey>;
 pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let words: Vec<&str> = arrival.split_whitespace().collect();
     let (method, gateway, rest) = match words.as_slice() {
+        // CONNECTION stands for a connection without a request; otherwise the first word is a
+        // method.
         [method @ "CONNECTION", gateway] => (*method, *gateway, None),
         [method, gateway, host, target, headers @ ..] => {
             (*method, *gateway, Some((*host, *target, headers)))

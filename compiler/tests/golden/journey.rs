@@ -32,7 +32,8 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
         client: OracleClient::default(),
     };
     let identity = match from {
-        // The client is named by its identity, by NAMESPACE/ACCOUNT, or by its address alone.
+        // The client is named by its identity, by NAMESPACE/ACCOUNT, or by its address alone. An
+        // identity contains `/` too, so it is matched first.
         id if id.starts_with("spiffe://") => Some(id.parse().unwrap()),
         id if id.contains('/') => {
             let (namespace, account) = id.split_once('/').unwrap();

@@ -207,7 +207,7 @@ fn good_files(root: &ForeignAuthority, plain: &ForeignAuthority) -> Vec<FilesCas
         ("a P-384 intermediate", p384.files(&[], root), Ok(2)),
         (
             "a list of its own",
-            changed(plain.files(&[], root), &|f| f.crl = Some(plain.crl(&[7]))),
+            changed(plain.files(&[], root), &|f| f.crl = Some(plain.crl(&[7]))), // Any serial.
             Ok(2),
         ),
         (
@@ -444,7 +444,7 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     assert_eq!(
         authority.crls(&[], &foreign, 1, NOW).unwrap().len(),
         2,
-        "the CA adds nothing: both are unchanged"
+        "the CA has nothing to add: both lists stay"
     );
     let bad = issue(&authority, &[]);
     let lists = authority.crls(&[serial(&bad)], &foreign, 1, NOW).unwrap();
@@ -573,6 +573,7 @@ impl AnswerFixture {
                 vec![],
                 Ok(2),
             ),
+            // A root that is sent along is no link.
             (
                 "with its root",
                 answer(root, key, mine, |_| {}) + &root.pem,
@@ -693,7 +694,8 @@ impl AnswerFixture {
             (
                 "lives long",
                 answer(root, key, mine, |p| {
-                    // It has 32 days left; at most LIFETIME_SECONDS_MAX, one day, is accepted.
+                    // More than 31 days are left; at most LIFETIME_SECONDS_MAX, one day, is
+                    // accepted.
                     p.not_after = date_time_ymd(2027, 2, 16)
                 }),
                 vec![],

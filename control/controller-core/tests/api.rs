@@ -407,6 +407,7 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
     let cases = [
         (
             "the same VNI",
+            // Another pod range than alpha's, so that only the VNI is the same.
             tenant_object("gamma", 1).replace("10.1.", "10.3."),
         ),
         (
@@ -686,7 +687,7 @@ async fn check_pages_and_metrics(
             "{path}: {answer}"
         );
     }
-    // The values of two_tenants: one node is subscribed, and each tenant has two services.
+    // The caller subscribed one node, and each tenant of two_tenants has two services.
     for (line, want) in [
         ("canal_controller_subscribers{kind=\"node\"}", 1.0),
         ("canal_controller_subscribers_converged", 1.0),

@@ -60,6 +60,7 @@ async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
     let text = large(8_000);
     let mut diffs = tokio::task::JoinSet::new();
     let done = Arc::new(AtomicUsize::new(0));
+    // Twice as many as there are workers.
     for _ in 0..4 {
         let (mut ann, text) = (fixture.admin("ann").await, text.clone());
         let done = done.clone();
@@ -312,6 +313,7 @@ async fn compiled_resources_are_bounded_too() {
     // The provider's setting for one tenant holds at the next change.
     fixture.write(
         "alpha/t.yaml",
+        // 500 is more than the 120 rules that were refused above.
         &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {compiledResources: 500}, "),
     );
     let max = "canal_share_max{limit=\"compiled_resources\",tenant=\"alpha\"}";
@@ -394,7 +396,7 @@ async fn route_tables_are_bounded_over_all_services() {
     // Files that exceed the share are withheld, with the reason.
     fixture.write(
         "alpha/many.yaml",
-        &patterns(450, 22).replace("name: x", "name: y"),
+        &patterns(450, 22).replace("name: x", "name: y"), // None of the names above.
     );
     until("a finding", async || {
         errors(&ann.status().await.diagnostics)

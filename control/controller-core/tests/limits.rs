@@ -39,7 +39,7 @@ async fn refused(fixture: &ControllerFixture, reason: &str) {
 async fn streams_and_names() {
     let mut limits = ControllerLimits {
         streams: 2,
-        // One less than the names that are subscribed to below.
+        // One less than the names of each tenant below.
         names: 4,
         ..ControllerLimits::default()
     };

@@ -243,7 +243,7 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     assert_eq!(
         (begin.tenant.as_str(), begin.tail),
         ("", 9),
-        "a node is its tenant's whole"
+        "a node has one tenant only, so none is named"
     );
     let end = Some(ObserveEnd::default());
     n1.answers

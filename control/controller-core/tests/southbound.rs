@@ -84,7 +84,7 @@ fn check_direct_endpoint(n1: &ManualSubscriber) {
 async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     let fixture = ControllerFixture::two_tenants().await;
     let (mut root, mut ann) = (fixture.admin("root").await, fixture.admin("ann").await);
-    // A port named `redis` is a direct port: the annotation below is the only thing that ends it.
+    // A port named `redis` is a direct port unless the annotation below says otherwise.
     let cache = |annotations: &str| {
         service(1, "cache", 9)
             .replace("name: http", "name: redis")

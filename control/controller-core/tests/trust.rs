@@ -541,8 +541,8 @@ async fn a_root_signs_after_all_acknowledge_it_and_retires_when_unused() {
         both.roots[0], first.roots[0],
         "the old root signs and is first"
     );
-    // Time for several checks of the rotation: each must find that n2 has acknowledged nothing.
-    // The controller checks once a second (`MAINTENANCE_INTERVAL`), so two checks happen meanwhile.
+    // The controller checks once a second (`MAINTENANCE_INTERVAL`): two checks at least must find
+    // that n2 has acknowledged nothing.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
     assert_eq!(
@@ -776,7 +776,8 @@ async fn a_revoked_component_is_published_to_all_peers() {
     let mut fixture = two_tenants("keys: {location: KeyServer}, ").await;
     let has_bundle =
         |h: &fixture::ReceivedResources| h.contains_key(&(ResourceKind::Bundle, PARTS.into()));
-    // One subscriber of each kind that shows or verifies certificates of components.
+    // Nodes of both tenants, a gateway, and key servers of the provider and of a tenant: all verify
+    // components.
     let mut all = Vec::new();
     for who in ["n1", "m1", "g1", "ks1", "ka"] {
         let mut s = fixture.subscribe(who).await;

@@ -225,8 +225,9 @@ fn a_gateway_without_an_address_says_why_and_changes_no_other() {
         (3, "alpha", &[]),
         (4, "alpha", &[]),
     ];
+    // `demands` gives alpha this share.
     check(pool, &four, 4, "the tenant's share is 3 addresses");
-    // An eighth of a /27 has two addresses.
+    // An eighth of a /27 has two addresses that can be given out.
     let three: [(u32, &str, &[&str]); 3] = [(1, "alpha", &[]), (2, "beta", &[]), (3, "gamma", &[])];
     check(
         Some("198.51.100.0/27"),

@@ -86,7 +86,7 @@ fn writer_on_a_full_disk() {
     assert!(
         // Generations are reserved in advance, so giving out one writes nothing.
         store.next_generation().is_ok_and(|g| g > Generation(2)),
-        "the reserve carries small changes on a full disk"
+        "a full disk stops no generation that is reserved"
     );
 
     file_size_limit(None);

@@ -286,7 +286,7 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
         );
         assert_eq!(
             ns,
-            // The child removes the pair of 50 rounds before.
+            // With each pair the child removes the one that it wrote 50 pairs before.
             (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(),
             "round {round}"
         );

@@ -97,7 +97,6 @@ fn limits_refuse_the_whole_apply() {
         objects_per_tenant: 2,
         object_bytes: 8,
         edits: 3,
-        service_ids: 2,
         ..StoreLimits::default()
     };
     let s = Store::open(dir.path(), limits).unwrap();
@@ -493,6 +492,7 @@ fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
         underlay: Ipv4Addr::new(250, 2, 0, n),
         anycast: Some(Ipv4Addr::new(250, 2, 255, 1)),
     };
+    // e1 replaces e0 below and has its address.
     let (edge, second) = (row("e1", 2), row("e2", 3));
     // The AZ's number is 2.
     s.put_edge(&row("e0", 2), &[], 2).unwrap();

@@ -147,7 +147,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
     let mut random = StdRng::seed_from_u64(load.seed);
     let total = load.share * load.quiet.len() as f64 + load.noise;
     let (quiet, begun) = (load.quiet.len(), Instant::now());
-    // Requests before `counted_from` only open connections and fill pools.
+    // Requests before `counted_from` only have the proxy open its connections and fill its pools.
     let (counted_from, end) = (
         begun + WARM,
         begun + WARM + Duration::from_secs_f64(load.seconds),

@@ -49,6 +49,7 @@ impl WriterFixture {
             trust: Arc::new(trust),
         };
         let files = SourceUpdate::nothing(PolicyOrigin::Files);
+        // One thread compiles: there are no files.
         let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new(), 1).unwrap();
         Self {
             _dir: dir,

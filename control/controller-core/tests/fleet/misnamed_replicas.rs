@@ -98,7 +98,7 @@ fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
             Code::InvalidArgument,
             "underlay",
         ),
-        // The second octet of an address is the AZ's number: az1 has 1 since r1 registered.
+        // r1 has registered with 250.1.0.3, whose second octet is the AZ's number: az1 has 1.
         (
             "r2",
             replica("b1", "az1", "250.1.0.3"),
@@ -121,7 +121,6 @@ fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
             "r1",
             replica("b1", "az1", "250.1.0.9"),
             Code::FailedPrecondition,
-            // r1 has registered with 250.1.0.3.
             "registered_otherwise",
         ),
         (

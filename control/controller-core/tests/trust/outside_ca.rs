@@ -363,8 +363,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         (status.source.as_str(), status.issued, status.error.as_str()),
         ("external", 2, "")
     );
-    // Certificates that the CA must not have signed are not passed on, and its refusals are
-    // reported.
+    // A refusal, wrong settings and an absent CA each have a reason of their own.
     let fault = async |what: &str, reason: &str| {
         let before = refused(&fixture, reason).await;
         let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();
@@ -398,6 +397,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         fixture
             .metric("canal_controller_external_ca_requests_total{outcome=\"signed\"}")
             .await
+            // The certificates of A and of the gateway.
             >= 2.0
     );
 }

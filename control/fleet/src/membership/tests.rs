@@ -521,7 +521,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     assert_eq!(
         (edge(&s, "az1"), edge(&s, "az2")),
         (Some(1), None),
-        "after the grace period the plan no longer waits for absent replicas"
+        "after the grace period the plan no longer waits for the absent edge of az2"
     );
     // The test's time is simulated, so a second of real time would mean that something waits.
     canal_timing::assert_time(

@@ -82,8 +82,8 @@ fn object_views() {
 
 #[test]
 fn status_view() {
-    // Every number differs from the others of its message, so that a swapped field changes the
-    // file.
+    // Numbers of a message differ, except the wanted and the sent generation, so that a swapped
+    // field changes the file.
     let subscriber = api::Subscriber {
         kind: "gateway".into(),
         name: "gw-1".into(),

@@ -265,6 +265,7 @@ impl Recorder {
         );
         if fate == PacketFate::Found {
             connection.phase = match (connection.phase, kind) {
+                // A FIN comes first: as any other packet it would establish an answered connection.
                 (ConnectionPhase::Answered | ConnectionPhase::Established, PacketKind::Fin) => {
                     ConnectionPhase::Closing
                 }

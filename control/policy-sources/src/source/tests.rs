@@ -232,7 +232,7 @@ fn diagnostics_of_an_object_are_reported_by_its_key() {
         let keys: Vec<_> = sources.service_keys().into_iter().collect();
         let ids = keys
             .into_iter()
-            .map(|key| (key, canal_model::ids::ServiceId::new(1).unwrap()))
+            .map(|key| (key, canal_model::ids::ServiceId::new(1).unwrap())) // There is one.
             .collect();
         let view = TenantCatalog::next(
             None,

@@ -760,7 +760,7 @@ fn fleet(
             name.parse().unwrap(),
             ReplicaNumber::new(i as u32 + 1).unwrap(),
         );
-        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3);
+        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3); // No test depends on it.
         Resource::Replica(Replica {
             name,
             number,
@@ -890,7 +890,7 @@ fn a_gateway_follows_the_services_of_its_backend() {
         .concat()
     );
     assert_eq!(edge.settle(&w), [""; 0], "an edge is not concerned");
-    // The tenant stays, and the service leaves the backend.
+    // No service has ID 9: the tenant stays, and its service leaves the backend.
     fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
     assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
     // The backend has the service again, so its table comes back.
@@ -910,6 +910,6 @@ fn a_gateway_follows_the_services_of_its_backend() {
     assert_eq!(
         c.settle(&w),
         all_kinds(),
-        "replicas keep their own name across a reconnect"
+        "nothing is sent again after a reconnect"
     );
 }

@@ -36,7 +36,7 @@ fn tenant(name: &str, vni: &str, share: &str) -> Resource {
 
 /// Parses one resource per line: `tenant NAME VNI [SHARE]` (share of each map; default all of it),
 /// `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address
-/// TENANT/SERVICE ID AZ IP,..`, `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
+/// TENANT/SERVICE ID AZ IP,.. [VNI]`, `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
 fn read_input(text: &str) -> ControllerInput {
     let mut input = ControllerInput::default();
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
@@ -160,6 +160,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
     lines
         .iter()
         .map(|l| {
+            // Of the ids that `Debug` shows, the cases have the numbers alone.
             l.replace("Vni(", "")
                 .replace("ServiceId(", "")
                 .replace(')', "")
@@ -557,7 +558,7 @@ fn earlier_decisions_make_no_difference() {
         |maps: &DesiredMaps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
     assert!(
         Arc::ptr_eq(&table(&one, 1), &table(&two, 1)),
-        "unchanged tenants cause no writes"
+        "an unchanged table is not made again"
     );
     assert_eq!((table(&one, 2).version, table(&two, 2).version), (1, 2));
 }

@@ -222,6 +222,6 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     assert_eq!(
         *changes.0.lock().unwrap(),
         [("g1".to_string(), false), ("g1".to_string(), true)],
-        "no probe is pending"
+        "a replica that is left is not reported"
     );
 }

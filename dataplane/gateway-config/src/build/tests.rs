@@ -498,7 +498,7 @@ fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
     );
     let same = builder.apply(&[workload("w", 1, "s")], &[], Generation(2));
     assert_eq!(id(&first), id(&same));
-    let moved = builder.apply(&[workload("w", 2, "s")], &[], Generation(3));
+    let moved = builder.apply(&[workload("w", 2, "s")], &[], Generation(3)); // 10.1.0.2
     assert_ne!(
         id(&moved),
         id(&same),
@@ -673,7 +673,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
         hosts.map(|host| routed(&snapshot, host)),
         [false, true, false]
     );
-    let gone = builder.names_beside(&all[..3]);
+    let gone = builder.names_beside(&all[..3]); // All but the Gateway.
     assert_eq!(
         gone,
         [(ResourceKind::Ingress, "t/ns/web.gateway".to_owned())]

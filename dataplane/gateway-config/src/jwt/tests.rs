@@ -407,6 +407,7 @@ fn claims_and_times_are_checked() {
             .unwrap_err(),
         TokenError::Broken
     );
+    // One token more than a request may have.
     let many = (0..=TOKENS_MAX)
         .map(|_| ("authorization", format!("Bearer {token}")))
         .collect();
@@ -791,7 +792,8 @@ fn token_without_kid_is_tried_with_four_keys() {
 #[tokio::test(flavor = "current_thread")]
 async fn other_connections_have_their_turn_between_two_verifications() {
     let (tokens, cache) = (
-        // Eight keys of each rule: no request ends while the others run.
+        // Eight keys of each of the hundred rules are far more than a request may try; nobody
+        // measured fewer.
         std::rc::Rc::new(hundred_rules(|| (0..8).map(|_| rsa_key(None)).collect())),
         std::rc::Rc::new(TokenCache::default()),
     );

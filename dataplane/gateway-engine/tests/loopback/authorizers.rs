@@ -285,7 +285,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
         (get("/x").await.status, get("/no").await.status),
         (403, 302)
     );
-    assert_eq!(seen.checks.load(SeqCst), checks + 2);
+    assert_eq!(seen.checks.load(SeqCst), checks + 2); // Both requests were checked.
 }
 
 async fn get_over_http2(fixture: &GatewayFixture, path: &str) -> String {
@@ -359,7 +359,7 @@ async fn authorizers_are_shown_the_path_that_is_forwarded() {
         );
         assert!(
             shown().is_none(),
-            "{sent}: nobody is asked about what can be read in two ways"
+            "{sent}: a path that can be read in two ways is not sent on"
         );
     }
     // Headers that only proxies set are neither sent to the authorizer nor forwarded.

@@ -16,8 +16,8 @@ use crate::fixture::{
 };
 use crate::origin::{OriginServer, Peer};
 
-/// Returns rules of `web`: by a header, to another service, to nothing, and to none of its
-/// endpoints.
+/// Returns rules of `web`: by a header, to another service, to a refusal, to no service, to none of
+/// its endpoints, and by a path.
 fn rules_of_web() -> Vec<Resource> {
     let header = HttpMatch {
         headers: vec![ValueMatch {
@@ -490,8 +490,8 @@ async fn a_thousand_changes_under_load_fail_no_request() {
         // Requests run between two changes instead of only after the last.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Without requests beside the changes the test would show nothing. Two hundred are many more
-    // than the four clients have open at once.
+    // Few requests would show little. Two hundred are many more than the four clients have open at
+    // once.
     until("200 requests", || done.load(Ordering::SeqCst) > 200).await;
     stop.store(true, Ordering::SeqCst);
     for client in clients {

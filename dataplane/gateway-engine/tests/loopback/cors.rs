@@ -129,7 +129,7 @@ async fn check(origin: &OriginServer, protocol: AppProtocol, over_http2: bool) {
         status == 200 && !head.contains("access-control-") && head.contains("vary: origin\r\n"),
         "{case}: {head}"
     );
-    assert_eq!(origin.requests(), before, "{case}: no endpoint is asked");
+    assert_eq!(origin.requests(), before, "{case}: no endpoint gets it");
     // The first origin matches the suffix of the policy, the second its regex.
     for allowed in ["https://w.a.example", "https://b7"] {
         let (status, head) = send("GET", vec![("Origin", allowed)]).await;

@@ -140,7 +140,8 @@ async fn delays_precede_the_times_of_the_rule_and_are_logged() {
     let fixture = fixture(setup, &[origin.address], only_delay);
     let mut timed = faulty_route(only_delay);
     if let Resource::Route(rule) = &mut timed {
-        // Envoy's route timeout starts in the router filter, which runs after the fault filter.
+        // Envoy's route timeout starts in the router filter, which runs after the fault filter. No
+        // timeout may end a request on a slow machine.
         rule.attempts = Some(Box::new(AttemptPolicy {
             timeouts: RouteTimeouts {
                 request: Some(FOREVER),

@@ -212,7 +212,7 @@ async fn a_generated_cookie_keeps_its_endpoint() {
         }
     }
     assert!(used.len() > 1, "{used:?}");
-    // Requests on one connection that race get the same cookie.
+    // All requests on one connection that bring no cookie get the same one.
     let mut kept = HttpClient::connect(fixture.web).await;
     let mut cookies = BTreeSet::new();
     for _ in 0..3 {

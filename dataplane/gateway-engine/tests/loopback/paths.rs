@@ -153,7 +153,7 @@ async fn endpoint_gets_the_path_that_was_routed_and_authorized() {
         &fixture,
         &[
             ("/public/%61dmin", 403, ""),
-            // Each escape or `..` leads to `/public/admin`, which the policy denies.
+            // The escape above and this `..` lead to `/public/admin`, which the policy denies.
             ("/public/x/../admin", 403, ""),
             ("/public/admin/../x", 200, "/public/x"),
             ("/admin/../public/x", 200, "/public/x"),

@@ -78,7 +78,7 @@ async fn requests_are_authorized_in_their_forwarded_form() {
     assert!(
         odd.text()
             .starts_with("GET /a//b/%2e%2e/%2F/../x HTTP/1.1\r\n"),
-        "nobody asks for the path: it is as it was"
+        "no policy reads the path: it is forwarded as it was sent"
     );
     assert_eq!(fixture.metric("canal_authorization_total", &[]), 0.0);
     fixture.apply(vec![policy(
@@ -263,7 +263,7 @@ async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
             "{text}"
         );
     }
-    assert_eq!((web.requests(), canary.requests()), (0, 2));
+    assert_eq!((web.requests(), canary.requests()), (0, 2)); // One for each HTTP version.
 }
 
 #[tokio::test]
@@ -414,7 +414,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
         )),
     ]);
     let mut counts = [0, 0];
-    // Enough that each of two endpoints is selected, whatever the draw.
+    // Enough that each of two endpoints is almost surely selected more than ten times.
     for _ in 0..60 {
         match HttpClient::get(fixture.web, "/").await.status {
             200 => counts[0] += 1,
@@ -620,7 +620,7 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
                 vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])],
             )
         };
-        assert_eq!(request_with().await, 403, "nobody said anything of it");
+        assert_eq!(request_with().await, 403, "no policy names it");
         for (rules, want) in [
             (
                 // Only a rule that names the foreign trust domain counts for a federated client.

@@ -23,7 +23,7 @@ use crate::fixture::{
 use crate::hbone::{LoopbackMesh, local};
 use crate::origin::OriginServer;
 
-/// Small limits in the proportions of the default ones.
+/// Small limits: a tenant may have half of the connections, as by default.
 fn small() -> GatewayLimits {
     GatewayLimits {
         connections: 60,
@@ -397,7 +397,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
         &[origin.address],
     );
     let all = (0..OTHERS).flat_map(|n| {
-        let (name, id) = (name(n), u32::try_from(n).unwrap() + 2);
+        let (name, id) = (name(n), u32::try_from(n).unwrap() + 2); // alpha has 1.
         [
             tenant(&name, id),
             service_with_id(&name, "web", id, "10.97.0.1", &[(80, AppProtocol::Http1)]),
@@ -428,7 +428,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
             }
         }
         timed!(
-            // Fewer would say nothing of the longest; an unoptimized worker makes more in three
+            // The median of fewer would say little; an unoptimized worker makes more in three
             // seconds.
             asked > 20,
             "more than 20 requests of others were made by the end of round {round}"

@@ -203,7 +203,8 @@ impl ReplicaFixture {
             Resource::Address(address),
             tunnelled(pod(TENANT, "web-0", pod_at, "web"), tunnel),
             tunnelled(pod(BETA, "web-0", pod_at, "web"), tunnel),
-            // Makes the client's address known as a workload; its port is never dialled.
+            // Makes the client's address known as a workload; the gateway connects to no port of
+            // it.
             Resource::Workload(pod(
                 TENANT,
                 "client",
@@ -732,7 +733,7 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
                 .fixture
                 .metric("canal_gateway_refused_connects_total", &[]),
             0.0,
-            "no CONNECT was received"
+            "no CONNECT was refused"
         );
     });
 }

@@ -213,12 +213,12 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
     });
 }
 
-/// A tenant that holds its whole share loses the stream that has stalled for the longest time; the
-/// other tenant's bytes stay.
+/// A tenant that holds its whole share loses the stream that has stalled for the longest time, and
+/// no other.
 #[test]
 fn the_budget_ends_the_longest_stalled_stream() {
     run(async {
-        // Two tenants with half each: four stalled streams of 64 KiB fill alpha's.
+        // Alpha's half of it is 256 KiB, which four stalled streams of 64 KiB fill.
         let alpha = budget(512 << 10, Share::Percent(50), "alpha");
         let server = ServerConfig {
             buffer_budget: Some(alpha.clone()),

@@ -537,7 +537,7 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
     assert_eq!((key(&plain), key(&rsa)), (256, 2048));
     // Each has its own file, though all are of one identity.
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 3);
-    // All three certificates survive a restart.
+    // The certificates of the service and of the RSA key survive a restart.
     drop(source);
     fixture
         .controller

@@ -595,8 +595,8 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
         c.is_remote() && s.is_remote() && c.peer_leaf().above().links().map(|l| l.serial).eq([[5]])
     );
     let mut ends = [c.peer_trust().clone(), s.peer_trust().clone()];
-    // First the root revokes the leaves' number, then another root the intermediate's; only the
-    // third list revokes the intermediate.
+    // First the root revokes the leaves' number (9), then another root the intermediate's (5). Only
+    // the third list revokes the intermediate.
     for other in [
         fixture.ca.revocations(&[9]),
         TestCa::new("other").revocations(&[5]),

@@ -200,7 +200,7 @@ fn wrong_certificates(ca: &TestCa) -> Vec<CertificateCase> {
         ),
         (
             // The chain may have 32 KiB (`CHAIN_BYTES_MAX`).
-            "33 KiB",
+            "more than 32 KiB",
             // 600 names of about 60 bytes exceed it.
             made(&|p| p.subject_alt_names.extend(names(600))),
             HandshakeFailure::ChainTooLarge,
@@ -812,7 +812,7 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     // The same bundle again is not a change.
     listener.publish_bundle(vec![]);
     assert_eq!(listener.view().current().generation(), before);
-    // Without any bundle, the bundle of this side's own certificate is used again.
+    // Without any bundle the view knows no trust domain.
     listener.store.replace([]).unwrap();
     assert!(
         !listener

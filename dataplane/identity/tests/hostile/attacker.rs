@@ -337,7 +337,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
             (Some(direction), DATA) => direction
                 .open(&bytes)
                 .expect("the server protects its records"),
-            _ => (bytes[0], bytes[5..].to_vec()),
+            _ => (bytes[0], bytes[5..].to_vec()), // A record's header has five bytes.
         };
         view.note(kind, &content);
         if kind == DATA {
@@ -407,7 +407,7 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         let Some(bytes) = read_record(&mut io).await else {
             return view;
         };
-        hello.extend_from_slice(&bytes[5..]);
+        hello.extend_from_slice(&bytes[5..]); // A record's header has five bytes.
         if let Some(hello) = messages(&mut hello).pop() {
             break hello;
         }

@@ -262,6 +262,7 @@ where
         (Ok(read), Expect::Up(wanted, alert)) => {
             read.as_deref() == wanted.as_deref() && seen.alert == *alert
         }
+        // One of the two is a refusal, and the other is not.
         _ => false,
     };
     if !same {

@@ -51,7 +51,7 @@ pub(super) fn one(m: &[u8]) -> Vec<u8> {
 
 #[test]
 fn messages_other_than_a_client_hello() {
-    let body = &FIXTURE.hello().message()[4..].to_vec();
+    let body = &FIXTURE.hello().message()[4..].to_vec(); // Without type and length.
     let typed = |kind| record(HANDSHAKE, &message(kind, body));
     // rustls decodes a message before it compares the type. A known type whose content is wrong is
     // thus not decodable; another message that is sound, or unknown, is unexpected.
@@ -442,7 +442,7 @@ fn shares() -> Vec<HostileCase> {
     let both = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[HYBRID], &[share(HYBRID, &key)]);
     let hybrid = FIXTURE.keys.public(HYBRID);
     // A hybrid share is an ML-KEM-768 key, which has 1152 bytes of coefficients and a seed of 32,
-    // and an X25519 key. Coefficients of all ones are too large.
+    // and an X25519 key of 32: 1216 bytes. Coefficients of all ones are too large.
     let mut large = hybrid.clone();
     large[..1152].fill(0xff);
     let zero = [&hybrid[..1184], &[0; 32]].concat();
@@ -465,7 +465,7 @@ fn shares() -> Vec<HostileCase> {
         hello("P-256 at infinity", p(vec![0]), bad()),
         hello(
             "P-256 compressed",
-            p([&[2][..], &FIXTURE.keys.public(P256)[1..33]].concat()),
+            p([&[2][..], &FIXTURE.keys.public(P256)[1..33]].concat()), // 2, and X
             bad(),
         ),
         hello(

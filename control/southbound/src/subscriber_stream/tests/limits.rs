@@ -206,7 +206,7 @@ fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
     // OUT_OF_SCOPE_BYTES_MAX, 256 KiB, divided by the price of a name leaves fewer than 1,000.
     assert!(s.out_of_scope.len() < 1_000, "{}", s.out_of_scope.len());
     let answer = removed(&mut s, &w);
-    // At about 270 bytes for each name, some 970 names fit into one response.
+    // At about 270 bytes for each name, some 970 of the names were kept for their removal.
     assert!(
         answer.len() > 900 && answer.is_subset(&foreign.iter().cloned().collect()),
         "{}",

@@ -49,6 +49,7 @@ fn no_precedence() -> Precedence {
 /// What the compiler would make of `script`. A service has at most one route and that one match, so
 /// precedence decides nothing and is zero.
 pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
+    // Fields on which no scope depends are empty or the same in all resources.
     let t = tenant(name);
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
     let mut out = vec![Resource::Tenant(itself(&t))];

@@ -374,7 +374,8 @@ async fn certificates_and_signatures_are_of_one_key() {
             "{e}"
         )
     };
-    // If a server loses a key, exactly one handshake fails.
+    // The far server, whose certificates are in use, is silent from now on. One handshake fails,
+    // because the near server has another key.
     fixture.far.set_behavior(FakeBehavior::Mute);
     refused(handshake().await.unwrap_err());
     assert_eq!(other_key(), 1);
