@@ -93,7 +93,7 @@ proptest! {
         let expected = check(&prefix, &listed, &request);
         let sent = CheckedRequest(request);
         let checked = HttpAuthzCheck::new(
-            (&sent, &b"web:80"[..]),
+            (&sent, &b"web:80"[..], "10.0.0.1"),
             &RequestMutations::default(),
             (prefix.as_str(), listed.as_slice()),
             Default::default(),
