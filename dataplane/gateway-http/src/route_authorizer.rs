@@ -5,7 +5,7 @@ use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
 use canal_h1::{ForwardOptions, Framing, OutHead};
 use canal_model::route_filters::PROTECTED_RESPONSE_HEADERS;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, EXPECT};
 use http::{HeaderName, HeaderValue, Method, Uri};
 
 use crate::head::FullRequest;
@@ -130,14 +130,15 @@ impl HttpAuthzCheck {
             .path_and_query(self.target.as_slice())
             .build()
             .ok()?;
-        let mut sound = RequestMutations::default();
         for (name, value) in &self.headers {
-            sound.add(std::str::from_utf8(name).ok()?, value);
-        }
-        for (name, value) in sound.added() {
-            let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-            let value = HeaderValue::from_bytes(value).ok()?;
-            request.headers_mut().append(name, value);
+            let parsed = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value));
+            // Those of a connection end at this hop, as in HTTP/1.1, and the body does not wait.
+            if let (Ok(name), Ok(value)) = parsed
+                && !PROTECTED_RESPONSE_HEADERS.contains(&name.as_str())
+                && name != EXPECT
+            {
+                request.headers_mut().append(name, value);
+            }
         }
         let length = HeaderValue::from(self.body.len());
         request.headers_mut().insert(CONTENT_LENGTH, length);
@@ -256,7 +257,14 @@ mod tests {
             method: b"POST".to_vec(),
             authority: b"web".to_vec(),
             target: b"/auth/x?q".to_vec(),
-            headers: vec![(b"authorization".to_vec(), b"Bearer a".to_vec())],
+            headers: [
+                ("authorization", "Bearer a"),
+                ("x-forwarded-for", "192.0.2.1"),
+                ("transfer-encoding", "chunked"),
+                ("te", "trailers"),
+            ]
+            .map(|(name, value)| (name.into(), value.into()))
+            .to_vec(),
             body: Bytes::from_static(b"abc"),
         };
         let head = String::from_utf8(check.http1().unwrap()).unwrap();
@@ -265,10 +273,14 @@ mod tests {
             "{head}"
         );
         assert!(head.contains("authorization: Bearer a\r\n"), "{head}");
+        assert!(head.contains("x-forwarded-for: 192.0.2.1\r\n"), "{head}");
         assert!(head.contains("content-length: 3\r\n"), "{head}");
+        assert!(!head.contains("chunked") && !head.contains("te:"), "{head}");
         let request = check.http2().unwrap();
         assert_eq!(request.uri(), "http://web/auth/x?q");
         assert_eq!(request.headers()["content-length"], "3");
         assert_eq!(request.headers()["authorization"], "Bearer a");
+        assert_eq!(request.headers()["x-forwarded-for"], "192.0.2.1");
+        assert_eq!(request.headers().len(), 3);
     }
 }

@@ -3,11 +3,10 @@
 
 use canal_model::client_attributes::is_client_attribute;
 use canal_model::program::{AUTHORITY, HttpMatch, METHOD, TextMatch, ValueMatch};
-use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
 use crate::broken_match::BrokenMatchKind;
-use crate::regexes::{AutomatonBudget, is_match};
+use crate::regexes::{Automaton, AutomatonBudget, RegexWork};
 use crate::request::{RoutableRequest, line_separator};
 
 /// Conditions that must hold besides the path.
@@ -28,7 +27,7 @@ struct Condition {
 enum Text {
     Exact(Box<str>),
     Prefix(Box<str>),
-    Regex(Box<Regex>),
+    Regex(Box<Automaton>),
     Present,
     Not(Box<Text>),
 }
@@ -50,11 +49,12 @@ impl Conditions {
     }
 
     /// Returns true if all conditions hold. `query` caches the split query, so that it is split
-    /// once per search.
+    /// once per search. Where the regexes exceed `work`, the result means nothing.
     pub(crate) fn hold<'r, R: RoutableRequest>(
         &self,
         request: &'r R,
         query: &mut Option<QueryPairs<'r>>,
+        work: &RegexWork,
     ) -> bool {
         self.method
             .as_ref()
@@ -62,13 +62,13 @@ impl Conditions {
             && self
                 .headers
                 .iter()
-                .all(|condition| condition.holds_for_header(request))
+                .all(|condition| condition.holds_for_header(request, work))
             && (self.query.is_empty() || {
                 let pairs =
                     query.get_or_insert_with(|| split_query(request.query().unwrap_or_default()));
                 self.query
                     .iter()
-                    .all(|condition| condition.holds_for_query(pairs))
+                    .all(|condition| condition.holds_for_query(pairs, work))
             })
     }
 
@@ -147,7 +147,7 @@ fn compile_one(
     name: &str,
     pattern: &str,
     budget: &mut AutomatonBudget<'_>,
-) -> Result<Regex, BrokenMatchKind> {
+) -> Result<Automaton, BrokenMatchKind> {
     let field = format!("{what} {name:?}");
     let checked = budget.check(&field, pattern)?;
     budget
@@ -156,13 +156,13 @@ fn compile_one(
 }
 
 impl Text {
-    fn holds(&self, text: &[u8]) -> bool {
+    fn holds(&self, text: &[u8], work: &RegexWork) -> bool {
         match self {
             Text::Exact(want) => want.as_bytes() == text,
             Text::Prefix(want) => text.starts_with(want.as_bytes()),
-            Text::Regex(regex) => is_match(regex, text),
+            Text::Regex(regex) => regex.is_match(text, work),
             Text::Present => true,
-            Text::Not(unwanted) => !unwanted.holds(text),
+            Text::Not(unwanted) => !unwanted.holds(text, work),
         }
     }
 
@@ -180,9 +180,9 @@ impl Text {
 impl Condition {
     /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie`
     /// are one line (RFC 9113 §8.2.3).
-    fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
+    fn holds_for_header<R: RoutableRequest>(&self, request: &R, work: &RegexWork) -> bool {
         if self.name.starts_with(':') {
-            return self.holds_for_pseudo_header(request);
+            return self.holds_for_pseudo_header(request, work);
         }
         let separator = line_separator(&self.name);
         let unwanted = match &self.text {
@@ -197,37 +197,38 @@ impl Condition {
             }
             seen = true;
             joined.extend_from_slice(value);
-            is_excluded = is_excluded || unwanted.is_some_and(|text| text.holds(value));
+            is_excluded = is_excluded || unwanted.is_some_and(|text| text.holds(value, work));
         });
         match unwanted.map(|text| &**text) {
-            None => seen && self.text.holds(&joined),
+            None => seen && self.text.holds(&joined, work),
             Some(Text::Present) => !seen,
-            Some(unwanted) => !is_excluded && !unwanted.holds(&joined),
+            Some(unwanted) => !is_excluded && !unwanted.holds(&joined, work),
         }
     }
 
     /// Tests the method or the host, which are headers in Envoy's matches, or what is known of the
     /// client.
-    fn holds_for_pseudo_header<R: RoutableRequest>(&self, request: &R) -> bool {
+    fn holds_for_pseudo_header<R: RoutableRequest>(&self, request: &R, work: &RegexWork) -> bool {
         match &*self.name {
-            METHOD => self.text.holds(request.method()),
+            METHOD => self.text.holds(request.method(), work),
             AUTHORITY => {
                 let host = request.host().to_ascii_lowercase();
-                self.text.holds(host.strip_suffix(b".").unwrap_or(&host))
+                self.text
+                    .holds(host.strip_suffix(b".").unwrap_or(&host), work)
             }
             attribute => {
                 let value = request.client_attribute(attribute);
-                value.is_some_and(|value| self.text.holds(value))
+                value.is_some_and(|value| self.text.holds(value, work))
             }
         }
     }
 
     /// Tests a query parameter. The first value of a repeated parameter counts.
-    fn holds_for_query(&self, pairs: &QueryPairs<'_>) -> bool {
+    fn holds_for_query(&self, pairs: &QueryPairs<'_>, work: &RegexWork) -> bool {
         pairs
             .iter()
             .find(|(name, _)| *name == self.name.as_bytes())
-            .is_some_and(|(_, value)| self.text.holds(value))
+            .is_some_and(|(_, value)| self.text.holds(value, work))
     }
 }
 

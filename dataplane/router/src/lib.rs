@@ -31,7 +31,7 @@
 //! * Work per request grows with the length of the path and with the candidates that share a path,
 //!   not with the number of rules.
 //! * Keys are hashed with a random seed, so that tenants cannot choose collisions.
-//! * Regexes run in linear time within size limits.
+//! * Regexes run in linear time within size limits, and within a limit of work for each request.
 
 #![forbid(unsafe_code)]
 
@@ -51,10 +51,10 @@ mod weighted_choice;
 
 pub use broken_match::{BrokenMatch, BrokenMatchKind};
 pub use host::HostTable;
-pub use limits::RouterLimits;
+pub use limits::{REGEX_WORK_MAX, RouterLimits};
 pub use path::{AmbiguousPath, normalize_path, routing_path};
 pub use path_substitution::{PathSubstitution, SubstitutionRefusal};
 pub use request::{RoutableRequest, line_separator};
 pub use router::{RouteDecision, RouteMatch, Router};
-pub use text_patterns::TextPatterns;
+pub use text_patterns::{PATTERN_TEXT_BYTES_MAX, TextPatterns};
 pub use weighted_choice::{BackendChoice, NO_WEIGHT_STATUS, pick};

@@ -1,6 +1,13 @@
 //! Limits of what one service may cost a gateway. Each limit has a fault of its own and a test that
 //! reaches it.
 
+/// Maximum work of the regexes for one request: bytes of each automaton that is run, times bytes of
+/// the text in which it is run. An automaton whose states do not fit into its cache follows all of
+/// them for each byte. The whole took some 200 ms (a core of a cloud machine, 2026), in which the
+/// worker serves nobody else. Nearly all automata have a few KiB, and nearly all texts some hundred
+/// bytes.
+pub const REGEX_WORK_MAX: u64 = 512 << 20;
+
 /// Limits for the rules of one service. The units are in the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterLimits {

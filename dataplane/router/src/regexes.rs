@@ -1,13 +1,15 @@
 //! Regexes within size limits: one automaton for all path patterns of a host, and one for each
 //! condition on a text. A regex always matches the whole text. Start with [`AutomatonBudget`].
 
+use std::cell::Cell;
+
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
 use regex_automata::{Input, MatchKind, PatternSet};
 
 use crate::broken_match::BrokenMatchKind;
-use crate::limits::RouterLimits;
+use crate::limits::{REGEX_WORK_MAX, RouterLimits};
 
 /// Counts the memory of a service's automata against its limit, and compiles them.
 pub(crate) struct AutomatonBudget<'l> {
@@ -115,7 +117,7 @@ impl<'l> AutomatonBudget<'l> {
     pub(crate) fn compile<'p>(
         &mut self,
         patterns: impl Iterator<Item = &'p ValidatedPattern> + Clone,
-    ) -> Option<Regex> {
+    ) -> Option<Automaton> {
         let bytes: usize = patterns.clone().map(|pattern| pattern.bytes).sum();
         if self.joined_bytes + bytes > self.limits.joined_regexes_bytes_max {
             return None;
@@ -137,10 +139,68 @@ impl<'l> AutomatonBudget<'l> {
             .hybrid_cache_capacity(
                 self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes,
             );
-        Regex::builder()
+        let regex = Regex::builder()
             .configure(config)
-            .build_many_from_hir(&hirs)
-            .ok()
+            .build_many_from_hir(&hirs);
+        regex.ok().map(|regex| Automaton { regex, bytes })
+    }
+}
+
+/// Patterns that were compiled together.
+#[derive(Debug)]
+pub(crate) struct Automaton {
+    regex: Regex,
+    /// Memory of the automaton without its caches.
+    bytes: usize,
+}
+
+/// Work that the regexes may still do for one request.
+#[derive(Debug)]
+pub(crate) struct RegexWork {
+    /// `None` once a regex needed more than was left.
+    left: Cell<Option<u64>>,
+}
+
+impl RegexWork {
+    pub(crate) fn new() -> Self {
+        Self {
+            left: Cell::new(Some(REGEX_WORK_MAX)),
+        }
+    }
+
+    /// True if a regex was not run, because it could have taken too long.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.left.get().is_none()
+    }
+
+    fn take(&self, automaton: &Automaton, text: &[u8]) -> bool {
+        let work = (automaton.bytes as u64).saturating_mul(text.len() as u64);
+        let left = self.left.get().and_then(|left| left.checked_sub(work));
+        self.left.set(left);
+        left.is_some()
+    }
+}
+
+impl Automaton {
+    pub(crate) fn memory_usage(&self) -> usize {
+        self.regex.memory_usage()
+    }
+
+    /// Returns true if the whole text matches, and false if that could take too long.
+    pub(crate) fn is_match(&self, text: &[u8], work: &RegexWork) -> bool {
+        let input = Input::new(text).anchored(regex_automata::Anchored::Yes);
+        work.take(self, text) && self.regex.is_match(input)
+    }
+
+    /// Returns the numbers of all patterns that match the whole text, in ascending order; none if
+    /// that could take too long.
+    pub(crate) fn matching(&self, text: &[u8], work: &RegexWork) -> PatternSet {
+        let mut set = PatternSet::new(self.regex.pattern_len());
+        if work.take(self, text) {
+            let input = Input::new(text).anchored(regex_automata::Anchored::Yes);
+            self.regex.which_overlapping_matches(&input, &mut set);
+        }
+        set
     }
 }
 
@@ -172,19 +232,4 @@ fn reason_of(error: &impl std::fmt::Display) -> String {
         .unwrap_or_default()
         .trim_start_matches("error: ")
         .to_owned()
-}
-
-/// Returns true if the whole text matches.
-pub(crate) fn is_match(regex: &Regex, text: &[u8]) -> bool {
-    regex.is_match(Input::new(text).anchored(regex_automata::Anchored::Yes))
-}
-
-/// Returns the numbers of all patterns that match the whole text, in ascending order.
-pub(crate) fn matching(regex: &Regex, text: &[u8]) -> PatternSet {
-    let mut set = PatternSet::new(regex.pattern_len());
-    regex.which_overlapping_matches(
-        &Input::new(text).anchored(regex_automata::Anchored::Yes),
-        &mut set,
-    );
-    set
 }

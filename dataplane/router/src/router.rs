@@ -7,13 +7,12 @@ use canal_model::client_attributes::is_client_attribute;
 use canal_model::program::{Backend, PathMatch, RouteAction, RouteRule};
 use canal_model::route_filters::RouteAnswer;
 use hashbrown::{HashMap, HashSet};
-use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
 use crate::condition::{Conditions, QueryPairs};
 use crate::host::{canonical, suffixes};
 use crate::index::{CandidateList, NodeCandidates, PathIndex, Rank, ReachedNode, TrieNodeId};
-use crate::regexes::matching;
+use crate::regexes::{Automaton, RegexWork};
 use crate::request::RoutableRequest;
 
 /// Port of a rule that applies to every port of its service.
@@ -23,6 +22,8 @@ pub(crate) const NO_CONDITIONS: u32 = u32::MAX;
 /// Status for requests of a rule that has a broken match. The client made no
 /// mistake, and a retry would not help, so it is neither a 4xx nor 503.
 const BROKEN_RULE_STATUS: u16 = 500;
+/// Reason of the refusal of a request for which regexes could take too long.
+const REGEX_WORK_REASON: &str = "the regular expressions of the service could take too long for the request; shorten them, or the text that they match";
 /// Rank of a search that has found no match yet.
 const NONE: Rank = Rank::MAX;
 
@@ -51,7 +52,7 @@ pub(crate) struct HostMatches {
 /// ascending.
 #[derive(Debug)]
 pub(crate) struct PathRegexes {
-    pub(crate) automaton: Regex,
+    pub(crate) automaton: Automaton,
     pub(crate) ranks: Box<[Rank]>,
 }
 
@@ -82,6 +83,8 @@ pub struct RouteMatch<'a> {
     pub index: usize,
     /// Index of the match within the rule.
     pub match_index: usize,
+    /// True if the match was not decided, because its regexes could take too long.
+    is_undecided: bool,
 }
 
 impl<'a> RouteMatch<'a> {
@@ -92,6 +95,13 @@ impl<'a> RouteMatch<'a> {
 
     /// Returns the decision for the request.
     pub fn action(&self) -> RouteDecision<'a> {
+        // A wider rule must not take the request.
+        if self.is_undecided {
+            return RouteDecision::Refuse {
+                status: BROKEN_RULE_STATUS,
+                reason: REGEX_WORK_REASON,
+            };
+        }
         match (
             &self.rule().action,
             self.router.broken.get(&(self.index as u32)),
@@ -134,17 +144,21 @@ impl Router {
             port,
             query: None,
             best: NONE,
+            work: RegexWork::new(),
+            undecided: None,
         };
         search.visit(&self.any_host);
         // The host is folded to lower case only if a rule names a host.
         if self.has_exact_hosts || self.has_suffix_hosts {
             search.visit_hosts();
         }
-        let found = self.matches.get(search.best as usize)?;
+        let rank = search.undecided.unwrap_or(search.best);
+        let found = self.matches.get(rank as usize)?;
         Some(RouteMatch {
             router: self,
             index: found.rule as usize,
             match_index: found.match_index as usize,
+            is_undecided: search.undecided.is_some(),
         })
     }
 
@@ -229,6 +243,10 @@ struct RouteSearch<'a, R> {
     port: u16,
     query: Option<QueryPairs<'a>>,
     best: Rank,
+    work: RegexWork,
+    /// The first match whose regexes exceeded the work. It would have beaten the best one, so the
+    /// search ends.
+    undecided: Option<Rank>,
 }
 
 impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
@@ -270,7 +288,12 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
                 .first()
                 .is_some_and(|&first| first < self.best)
         {
-            for pattern in matching(&regexes.automaton, self.path).iter() {
+            let matching = regexes.automaton.matching(self.path, &self.work);
+            if self.work.is_exceeded() {
+                self.undecided = self.undecided.or(regexes.ranks.first().copied());
+                return;
+            }
+            for pattern in matching.iter() {
                 self.offer(&[regexes.ranks[pattern.as_usize()]]);
             }
         }
@@ -310,14 +333,21 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
     #[inline]
     fn offer(&mut self, ranks: &[Rank]) {
         for &rank in ranks {
-            if rank >= self.best {
+            if rank >= self.best || self.undecided.is_some() {
                 return;
             }
             let candidate = self.router.matches[rank as usize];
             let holds = (candidate.port == ANY_PORT || candidate.port == self.port)
                 && (candidate.conditions == NO_CONDITIONS
-                    || self.router.conditions[candidate.conditions as usize]
-                        .hold(self.request, &mut self.query));
+                    || self.router.conditions[candidate.conditions as usize].hold(
+                        self.request,
+                        &mut self.query,
+                        &self.work,
+                    ));
+            if self.work.is_exceeded() {
+                self.undecided = Some(rank);
+                return;
+            }
             if holds {
                 self.best = rank;
                 return;

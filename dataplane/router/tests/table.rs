@@ -7,7 +7,7 @@ use canal_model::program::{
     HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch,
 };
 use canal_model::route_table::RouteTable;
-use canal_router::{BrokenMatch, RouteDecision, Router, RouterLimits};
+use canal_router::{BrokenMatch, REGEX_WORK_MAX, RouteDecision, Router, RouterLimits};
 
 /// Parses a request written as `[METHOD ][host]/path[?query][ name:value …]`.
 fn request(text: &str) -> RuleRequest {
@@ -485,6 +485,47 @@ fn refusing_rules() {
             reason: "broken"
         })
     );
+}
+
+#[test]
+fn a_request_whose_regexes_could_take_too_long_goes_to_no_wider_rule() {
+    // Its states do not fit into a cache, so that each byte costs all of them.
+    let slow = "[ab]*a[ab]{3000}c";
+    let is_slow = || TextMatch::Regex(slow.into());
+    let header = |text| HttpMatch {
+        headers: vec![value("x-a", text)],
+        ..matching(1, element("/"))
+    };
+    let query = HttpMatch {
+        query: vec![value("q", is_slow())],
+        ..matching(1, element("/"))
+    };
+    let path = matching(1, PathMatch::Regex(format!("/{slow}")));
+    for http in [
+        header(is_slow()),
+        header(TextMatch::Not(Box::new(is_slow()))),
+        query,
+        path,
+    ] {
+        let router = build(&[
+            rule("first", vec![], vec![matching(0, exact("/first"))]),
+            rule("slow", vec![], vec![http]),
+            rule("wide", vec![], vec![matching(2, element("/"))]),
+        ]);
+        let found = |path: &str, length: u64| {
+            let text = "a".repeat(length as usize);
+            let path = path.replace('*', &text);
+            let request = request(&format!("{path}?q={text} x-a:{text}"));
+            let found = router.find(80, &request).unwrap();
+            let is_refused = matches!(found.action(), RouteDecision::Refuse { status: 500, .. });
+            (found.rule().key.rule.clone(), is_refused)
+        };
+        assert!(!found("/*", 10).1);
+        // The automaton has more than 64 KiB.
+        let too_long = REGEX_WORK_MAX / (64 << 10);
+        assert_eq!(found("/*", too_long), ("slow".into(), true));
+        assert_eq!(found("/first", too_long), ("first".into(), false));
+    }
 }
 
 /// Builds a rule with the matches `bad` next to a valid rule with lower precedence. The faults must
