@@ -29,7 +29,7 @@ use super::destination::DestinationIndex;
 use super::ingress::Ingress;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
+    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, short, text,
 };
 use super::route_point::{NeverMatches, RoutePoint};
 use super::tenant_objects::Sourced;
@@ -810,8 +810,10 @@ fn source(field: &str, written: &HttpMatchRequest, rule: &mut RuleContext<'_>) -
                 name: SOURCE_NAMESPACE.to_owned(),
                 value: TextMatch::Exact(namespace.to_string()),
             }),
-            Err(problem) => {
-                let issue = FieldIssue::new("", problem.to_string(), "write a namespace's name");
+            Err(_) => {
+                let problem = format!("{:?} is no namespace's name", short(namespace));
+                let fix = "use 1 to 63 lower-case letters, digits and '-'";
+                let issue = FieldIssue::new("", problem, fix);
                 rule.broken(&format!("{field}.sourceNamespace"), issue);
             }
         }
