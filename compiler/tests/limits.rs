@@ -921,3 +921,32 @@ fn bytes_of_a_list_of_cors() {
         });
     }
 }
+
+/// A rule's destinations and mirrors are read for each port of each Service that its object routes.
+#[test]
+fn destinations_and_mirrors_beyond_the_limit_are_not_read() {
+    let object = |rule: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec: {{hosts: [web], http: [{{{rule}}}]}}\n"
+        )
+    };
+    let many = |entry: &str, count: usize| vec![entry; count].join(", ");
+    let destinations = many(
+        "{destination: {host: gone}, weight: 1}",
+        BACKENDS_PER_RULE_MAX + 1,
+    );
+    let refused = output(&object(&format!("route: [{destinations}]")));
+    let [found] = refused.diagnostics.as_slice() else {
+        panic!("{:?}", refused.diagnostics)
+    };
+    assert!(found.problem.contains("257 backends"), "{found:?}");
+    let action = &routes(&refused)[0].action;
+    assert!(matches!(action, RouteAction::Refuse { .. }), "{action:?}");
+    let mirrors = many("{destination: {host: web}}", 2 * BACKENDS_PER_RULE_MAX);
+    let web = "route: [{destination: {host: web}}]";
+    let mirrored = output(&object(&format!("{web}, mirrors: [{mirrors}]")));
+    assert_eq!(routes(&mirrored)[0].mirrors.len(), MIRRORS_PER_RULE_MAX);
+    // One for all that are not read, and one for each other that gets no request.
+    let expected = 1 + BACKENDS_PER_RULE_MAX - MIRRORS_PER_RULE_MAX;
+    assert_eq!(mirrored.diagnostics.len(), expected);
+}

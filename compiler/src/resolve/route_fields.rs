@@ -333,6 +333,18 @@ impl RuleContext<'_> {
         }
     }
 
+    /// Breaks a rule with too many backends.
+    pub(crate) fn check_backend_count(&mut self, field: &str, count: usize) {
+        if count > BACKENDS_PER_RULE_MAX {
+            let problem =
+                format!("the rule has {count} backends, more than {BACKENDS_PER_RULE_MAX}");
+            self.broken(
+                field,
+                FieldIssue::new("", problem, "use fewer backends").with_code(Code::LimitExceeded),
+            );
+        }
+    }
+
     /// Builds the action of the rule; a broken rule refuses.
     pub(crate) fn action(&mut self, field: &str, backends: Vec<Backend>) -> RouteAction {
         if backends.is_empty() && self.broken.is_none() {
@@ -341,15 +353,8 @@ impl RuleContext<'_> {
             let issue = FieldIssue::new("", problem, "name a Service to send requests to")
                 .with_code(Code::RuleWithoutBackend);
             self.broken(field, issue);
-        } else if backends.len() > BACKENDS_PER_RULE_MAX {
-            let problem = format!(
-                "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}",
-                backends.len()
-            );
-            self.broken(
-                field,
-                FieldIssue::new("", problem, "use fewer backends").with_code(Code::LimitExceeded),
-            );
+        } else {
+            self.check_backend_count(field, backends.len());
         }
         if let Some(reason) = &self.broken {
             return RouteAction::Refuse {

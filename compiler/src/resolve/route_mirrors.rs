@@ -14,7 +14,7 @@ use canal_model::route_filters::RouteFilters;
 
 use super::route_fields::{FieldIssue, RuleContext};
 use super::route_filters::changes_requests;
-use crate::limits::MIRRORS_PER_RULE_MAX;
+use crate::limits::{BACKENDS_PER_RULE_MAX, MIRRORS_PER_RULE_MAX};
 
 /// Resolves the mirrors of an HTTPRoute's rule and of its backends. `resolve` finds the Service of a
 /// mirror.
@@ -151,7 +151,15 @@ pub(super) fn of_virtual_service(
         let issue = FieldIssue::new("", problem, "write all in mirrors");
         rule.warning("mirrors", issue);
     }
-    for (at, policy) in several.iter().enumerate() {
+    if several.len() > BACKENDS_PER_RULE_MAX {
+        let problem = format!("the rule has more than {BACKENDS_PER_RULE_MAX} mirrors");
+        let issue = FieldIssue::new("", problem, "use fewer; those behind them get no request")
+            .with_code(Code::LimitExceeded);
+        rule.warning("mirrors", issue);
+    }
+    // A rule's mirrors are read for each port of each Service.
+    let read = several.iter().take(BACKENDS_PER_RULE_MAX);
+    for (at, policy) in read.enumerate() {
         let target = resolve(&policy.destination);
         let percentage = policy.percentage;
         let fraction = Ok(percentage.map_or(RequestFraction::ALL, |it| it.value.0));

@@ -36,7 +36,8 @@ use super::tenant_objects::Sourced;
 use super::{backend_filters, connection_rules, route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
-    HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
+    BACKENDS_PER_RULE_MAX, HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX,
+    REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
 };
 use crate::names;
 use crate::precedence;
@@ -401,16 +402,28 @@ fn attach_rule(
     let groups = groups((sourced, at, rule), point, reading);
     let fans_out = fans_out(rule.namespace, &rule.written, to);
     let fans_out = fans_out && point.fans_out();
+    let mut is_read = false;
     for (number, (group, matches)) in groups.iter().enumerate() {
         let part = part_of(number, groups.len());
         for port in rule_ports(group.port, fans_out, &point.ports) {
             // A rule for all ports has no destination that follows the dialled port.
             // Without ports nothing can be dialled, so the 0 decides nothing.
             let dialled = port.or(point.ports.first().copied()).unwrap_or_default();
-            let action = action(rule, &answer, dialled, to, reading);
-            let resolve = |mirror: &Destination| to.of_destination(rule.namespace, mirror, dialled);
-            let mirrors = route_mirrors::of_virtual_service(&rule.written, &resolve, reading);
-            effects.set_mirrors(mirrors);
+            // A broken rule refuses at every port. Its destinations are read for the first one, or
+            // those of a small rule would be read for thousands.
+            let action = match is_read && reading.broken.is_some() {
+                true => reading.action("route", Vec::new()),
+                false => {
+                    let action = action(rule, &answer, dialled, to, reading);
+                    let resolve =
+                        |mirror: &Destination| to.of_destination(rule.namespace, mirror, dialled);
+                    let mirrors =
+                        route_mirrors::of_virtual_service(&rule.written, &resolve, reading);
+                    effects.set_mirrors(mirrors);
+                    action
+                }
+            };
+            is_read = true;
             let action = effects.guard(action, reading);
             let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
             let metadata = &sourced.object.metadata;
@@ -575,6 +588,11 @@ fn action(
         return rule.answer(answer.clone());
     }
     let route = &written.written.route;
+    // The rule refuses, so nobody uses what its destinations are.
+    rule.check_backend_count("route", route.len());
+    if route.len() > BACKENDS_PER_RULE_MAX {
+        return rule.action("route", Vec::new());
+    }
     let is_alone = route.len() == 1;
     let mut backends: Vec<Backend> = Vec::with_capacity(route.len());
     for (at, share) in route.iter().enumerate() {
