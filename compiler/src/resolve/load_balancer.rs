@@ -342,11 +342,13 @@ impl<'a> ServicePolicies<'a> {
         };
         let mut resolved = Vec::new();
         for port in &service.ports {
+            // A tenant may write thousands of subsets, and settings of as many ports: the settings of the
+            // host are found once for all subsets.
+            let of_host = self.host.and_then(|host| host.settings(port.port));
             for (labels, policy) in &subsets {
-                let of_host = || self.host.and_then(|host| host.settings(port.port));
                 let of_subset = policy.and_then(|policy| policy.settings(port.port));
                 // No policy is written for this port, so it has the default.
-                let Some(written) = of_subset.or_else(of_host).flatten() else {
+                let Some(written) = of_subset.or(of_host).flatten() else {
                     continue;
                 };
                 // The limit is reported once, and what follows would exceed it too.
