@@ -33,7 +33,7 @@ fn rule_for(place: u32, path: &str, attribute: &str, value: &str) -> Resource {
 fn rules() -> Vec<Resource> {
     let label = format!("{SOURCE_LABEL}example/App");
     vec![
-        rule_for(0, "/http", SCHEME, "http"),
+        rule_for(0, "/plain", SCHEME, "http"),
         rule_for(1, "/https", SCHEME, "https"),
         rule_for(2, "/namespace", SOURCE_NAMESPACE, "default"),
         rule_for(3, "/elsewhere", SOURCE_NAMESPACE, "other"),
@@ -54,7 +54,7 @@ async fn chosen<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut HttpClient<S>,
 ) -> Vec<&'static str> {
     let mut chosen = Vec::new();
-    for path in ["/http", "/https", "/namespace", "/elsewhere", "/label"] {
+    for path in ["/plain", "/https", "/namespace", "/elsewhere", "/label"] {
         let request = format!(
             "GET /x/..{path} HTTP/1.1\r\nHost: web\r\nx-forwarded-proto: https\r\nsource-namespace: other\r\n\r\n"
         );
@@ -84,8 +84,8 @@ fn the_clients_namespace_and_labels_select_the_rule() {
         };
         let at = |host| SocketAddr::new(mesh.address(host), 0);
         let mut client = mesh.client("10.96.0.1:80").await;
-        let unlabelled = ["/http", "/namespace"];
-        let labelled = ["/http", "/namespace", "/label"];
+        let unlabelled = ["/plain", "/namespace"];
+        let labelled = ["/plain", "/namespace", "/label"];
         assert_eq!(chosen(&mut client).await, unlabelled, "no workload");
         // Changes of workloads concern open connections too.
         workload("client", at(CLIENT), "client");
@@ -100,6 +100,6 @@ fn the_clients_namespace_and_labels_select_the_rule() {
         let mut plain = HttpClient::connect(mesh.fixture.web).await;
         let local = plain.stream.local_addr().unwrap();
         workload("client", local, "client");
-        assert_eq!(chosen(&mut plain).await, ["/http"]);
+        assert_eq!(chosen(&mut plain).await, ["/plain"]);
     });
 }
