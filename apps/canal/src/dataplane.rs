@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Collected, Empty, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 
@@ -30,6 +30,8 @@ const METRICS_PORT: u16 = 15020;
 /// It only bounds the memory that a broken answer can take. Through the controller, a dump has at
 /// most 32 MiB.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Maximum size of the text of an answer other than 200; such texts are a line.
+const REFUSAL_BYTES_MAX: usize = 4 << 10;
 /// Timeout for the head of an answer.
 /// Nobody measured this value; it ends a wait for a data plane that hangs.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,13 +132,37 @@ async fn send(
     };
     match response.status() {
         StatusCode::OK => Ok(response),
-        // A data plane of this version serves every page that a verb requests.
-        status => Err(VerbError::failed(
-            location,
-            format!("answered {status}"),
-            "use a `canal` of the data plane's version",
-        )),
+        status => {
+            // A body that cannot be read leaves the status alone in the message.
+            let body = Limited::new(response.into_body(), REFUSAL_BYTES_MAX);
+            let read = tokio::time::timeout(HEAD_TIMEOUT, body.collect()).await;
+            let body = read.ok().and_then(Result::ok).map(Collected::to_bytes);
+            Err(refusal(location, status, &body.unwrap_or_default()))
+        }
     }
+}
+
+/// Returns the error for an answer other than 200. The data plane's own text says what is wrong, and
+/// has the fix.
+fn refusal(location: String, status: StatusCode, body: &[u8]) -> VerbError {
+    let text = String::from_utf8_lossy(body);
+    let (problem, own_fix) = match text.trim().split_once("; fix: ") {
+        Some((problem, fix)) => (problem, Some(fix)),
+        None => (text.trim(), None),
+    };
+    let what = if problem.is_empty() {
+        format!("answered {status}")
+    } else {
+        format!("answered {status}: {problem}")
+    };
+    let fix = match status {
+        // A data plane of this version serves every page that a verb requests.
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+            "use a `canal` of the data plane's version"
+        }
+        _ => own_fix.unwrap_or("read the host's log with `canal logs`"),
+    };
+    VerbError::failed(location, what, fix)
 }
 
 /// Sends GET for `path`, and returns the complete answer.
@@ -178,5 +204,34 @@ async fn send_and_collect(
             problem.to_string(),
             "try again, and read the host's log with `canal logs` if it happens again",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_has_the_data_planes_text_and_its_fix() {
+        let shown =
+            |status, body: &str| refusal("gw-1 /tap".into(), status, body.as_bytes()).to_string();
+        let busy = "too many clients read the tap; fix: close one of them\n";
+        let full = shown(StatusCode::SERVICE_UNAVAILABLE, busy);
+        assert!(
+            full.contains("503 Service Unavailable: too many clients read the tap"),
+            "{full}"
+        );
+        assert!(
+            full.contains("close one of them") && !full.contains("version"),
+            "{full}"
+        );
+        for status in [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED] {
+            assert!(shown(status, "").contains("use a `canal` of the data plane's version"));
+        }
+        let bare = shown(StatusCode::INTERNAL_SERVER_ERROR, "");
+        assert!(
+            bare.contains("answered 500") && bare.contains("canal logs"),
+            "{bare}"
+        );
     }
 }

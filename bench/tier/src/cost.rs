@@ -71,6 +71,21 @@ fn loads(size: &LoadRounds) -> Vec<TierLoad> {
     all
 }
 
+/// Returns the number of requests of a report that were served.
+///
+/// # Errors
+/// Requests failed, or none was sent. A failed request costs less than a served one, so such a round
+/// is no measurement.
+fn served(load: &str, report: &Value) -> anyhow::Result<f64> {
+    let requests = number(report, "succeeded")?;
+    if number(report, "failed")? > 0.0 || requests == 0.0 {
+        bail!(
+            "{load}: requests failed or none was sent; fix: run the bench again on a quiet machine: {report}"
+        );
+    }
+    Ok(requests)
+}
+
 /// Runs one round of a load: first it measures the processes' CPU, then the programs', because
 /// counting programs costs CPU itself.
 fn measure(
@@ -90,15 +105,11 @@ fn measure(
         scene.gateways_us()? - gateway_before,
         machine_us()? - machine_before,
     );
-    let requests = number(&report, "succeeded")?;
-    // A failed request costs less than a served one, so a round with failures is no measurement.
-    if number(&report, "failed")? > 0.0 || requests == 0.0 {
-        bail!("{}: requests failed: {report}", load.name);
-    }
+    let requests = served(&load.name, &report)?;
     // The same load runs again, and its own requests are the divisor.
     let _counting = RunCounter::begin()?;
     let before = programs::all();
-    let counted = number(&scene.sample(CLIENT, &argv)?, "succeeded")?;
+    let counted = served(&load.name, &scene.sample(CLIENT, &argv)?)?;
     let ran = programs::between(&before, &programs::all());
     let programs = ran
         .into_iter()

@@ -17,6 +17,8 @@ mod redirected;
 mod relay;
 mod sessions;
 
+use std::process::ExitCode;
+
 use canal_bench_tier::{record, scene, spread};
 use clap::{Parser, Subcommand};
 
@@ -69,10 +71,11 @@ enum TierExperiment {
     },
 }
 
-fn main() -> anyhow::Result<()> {
+/// Exits with 2 if the figures could not be measured, as the other benches do.
+fn main() -> ExitCode {
     let flags = Flags::parse();
     let record = FigureFile { file: flags.json };
-    match flags.what {
+    let measured = match flags.what {
         TierExperiment::Cost(size) => cost::run(&size, &record),
         TierExperiment::Hop(size) => hop::run(&size, &record),
         TierExperiment::Sessions(size) => sessions::run(&size, &record),
@@ -81,5 +84,12 @@ fn main() -> anyhow::Result<()> {
         TierExperiment::OneNode(size) => one_node::run(&size, &record),
         TierExperiment::Relay { seconds } => relay::run(seconds, &record),
         TierExperiment::Looks { sessions } => looks::run(sessions),
+    };
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("canal-bench-tier: not measured: {e:#}");
+            ExitCode::from(2)
+        }
     }
 }

@@ -28,9 +28,9 @@ use crate::{DocumentReport, Written, shorten};
 /// counted once for each validation.
 /// As many bytes as 32 validations may have at most (`CLIENT_CA_BYTES_MAX`).
 pub const CLIENT_CA_BYTES_PER_TENANT_MAX: usize = 4 << 20;
-/// Maximum number of references of one validation. Gateway API allows 8; nobody measured this
-/// value.
-const REFERENCES_MAX: usize = 16;
+/// Maximum number of references of one validation, as Gateway API's schema allows: an API server
+/// refuses more.
+const REFERENCES_MAX: usize = 8;
 /// Maximum number of ports with settings of their own (Gateway API's FrontendTLSConfig).
 const PORTS_MAX: usize = 64;
 

@@ -185,7 +185,12 @@ fn a_validation_without_authorities_closes_the_listeners_of_its_ports() {
             invalid,
             "ClusterTrustBundle a has no namespace",
         ),
-        ("", Some("Invalid"), "a validation has 1 to 16 references"),
+        ("", Some("Invalid"), "a validation has 1 to 8 references"),
+        (
+            &"{group: '', kind: ConfigMap, name: one}, ".repeat(9),
+            Some("Invalid"),
+            "a validation has 1 to 8 references",
+        ),
     ] {
         // The other port has none.
         let own = validation(refs);

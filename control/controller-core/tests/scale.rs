@@ -192,11 +192,13 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     println!(
         "{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}"
     );
+    let until = Instant::now() + START;
     while fixture
         .metric("canal_controller_compile_seconds_count")
         .await
         == compiles
     {
+        assert!(Instant::now() < until, "the compilation did not end");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     println!(

@@ -73,9 +73,9 @@ metrics! {
     CRL_FAILURES, "canal_controller_crl_failures_total", "counter", "Revocation lists that could not be renewed, by reason.";
     CA_NOT_AFTER, "canal_controller_ca_not_after_seconds", "gauge", "Earliest expiry of a certificate in a CA's chain, in seconds since 1970.";
     CA_FAULT, "canal_controller_ca_fault", "gauge", "1 while a trust domain's current CA files are not usable.";
-    CA_REVOKED, "canal_controller_ca_revoked", "gauge", "Revoked certificates on a trust domain's list.";
+    CA_REVOKED, "canal_controller_ca_revoked", "gauge", "Revoked certificates on a trust domain's list that have not expired.";
     CA_BLOCKED, "canal_controller_ca_blocked", "gauge", "Blocked identities, which get no certificates.";
-    CA_ISSUED, "canal_controller_ca_issued", "gauge", "Certificates on record.";
+    CA_ISSUED, "canal_controller_ca_issued", "gauge", "Certificates on record that have not expired.";
     CA_WAITING, "canal_controller_ca_rotation_waiting", "gauge", "Subscribers for which a root rotation waits.";
     SHARE_USED, "canal_share_used", "gauge", "Amount of a shared limit that each tenant uses; an empty name is the provider.";
     SHARE_MAX, "canal_share_max", "gauge", "Maximum of a limit for each tenant.";

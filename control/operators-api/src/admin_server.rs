@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_access::{ListenError, TenantLimits};
+use canal_access::{ListenError, TenantLimits, now_seconds};
 use canal_catalog::Catalog;
 use canal_controller_metrics::{self as metrics, ControllerMetrics, GaugeValues};
 use canal_fleet::FleetHandle;
@@ -276,9 +276,10 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
     g.set(metrics::UNACKED_SECONDS, &[], summary.unacked_seconds);
     g.set(metrics::SUBSCRIBERS_REFUSING, &[], summary.standing as f64);
     shared.limits.gauges(&mut g);
+    let now = now_seconds();
     shared
         .trust
-        .gauges(&canal_model::identity::components(), &mut g);
+        .gauges(&canal_model::identity::components(), now, &mut g);
     for (name, view) in &catalog.tenants {
         let tenant = ("tenant", name.as_str());
         g.set(
@@ -288,9 +289,8 @@ fn gauges(shared: &PagesContext) -> GaugeValues {
         );
         // A tenant without a valid Tenant object has no trust domain.
         if let Some(isolation) = &view.claims.isolation {
-            shared
-                .trust
-                .gauges(&(name.clone(), isolation.trust_domain.clone()), &mut g);
+            let domain = (name.clone(), isolation.trust_domain.clone());
+            shared.trust.gauges(&domain, now, &mut g);
         }
         for kind in canal_model::program::ResourceKind::ALL {
             g.set(

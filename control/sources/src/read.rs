@@ -395,10 +395,9 @@ impl DocumentReader<'_> {
             ObjectKind::ConfigMap => self
                 .typed(kind, root, Empty::Absent)
                 .map(|map| Object::ConfigMap(canal_certificate::read_config_map(map))),
-            // Without its one entry a trust bundle would trust no client, so an empty value is
-            // refused.
+            // Its one entry is required by the type, so an empty one is still an error.
             ObjectKind::ClusterTrustBundle => self
-                .typed(kind, root, Empty::Refused)
+                .typed(kind, root, Empty::Absent)
                 .map(|bundle| Object::ClusterTrustBundle(read_trust_bundle(bundle))),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
@@ -682,5 +681,23 @@ fn strange(
         field: field.to_owned(),
         problem,
         fix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::parse;
+
+    /// Kubernetes prints fields without a value.
+    #[test]
+    fn a_field_of_a_trust_bundle_without_a_value_is_absent() {
+        let read = |spec: &str| {
+            let head = "apiVersion: certificates.k8s.io/v1beta1\nkind: ClusterTrustBundle\nmetadata: {name: a}\nspec:\n";
+            parse("a.yaml", &format!("{head}{spec}"))
+        };
+        let bundle = read("  signerName:\n  trustBundle: x\n");
+        assert!(bundle.is_clean(), "{:?}", bundle.diagnostics);
+        // The entry itself must be there: without it, no client would be trusted.
+        assert!(!read("  signerName: a\n  trustBundle:\n").is_clean());
     }
 }

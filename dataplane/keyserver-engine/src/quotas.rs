@@ -177,10 +177,9 @@ impl Quotas {
             matches!(requester, KeyRequester::Node(_)).then(|| tenant.clone()),
             requester.clone(),
         );
-        let was_idle = counts
-            .requesters
-            .get(&key)
-            .is_some_and(|account| account.in_use == 0);
+        let is_divided = self.is_divided(requester);
+        let known = counts.requesters.get(&key).map(|account| account.in_use);
+        let (is_new, was_idle) = (known.is_none(), known == Some(0));
         // An account without requests in progress is kept for its counts, so their number is
         // limited.
         if counts.idle >= IDLE_GATEWAYS_MAX && !was_idle {
@@ -203,11 +202,22 @@ impl Quotas {
         };
         let permit = match taken {
             Ok(permit) => permit,
-            // A gateway's quota is divided among tenants, so this one's part is used up.
-            Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => {
-                return Err(KeyRefusal::TenantBusy);
+            Err(refusal) => {
+                // A new account has nothing in progress. It is bounded as the idle ones are: a
+                // gateway's stays for its counts, a node's is not stored.
+                match (is_new, is_divided) {
+                    (true, true) => *idle += 1,
+                    (true, false) => _ = requesters.remove(&key),
+                    (false, _) => {}
+                }
+                // A gateway's quota is divided among tenants, so this one's part is used up.
+                let is_own = matches!(refusal, ShareRefusal::Share | ShareRefusal::Threshold);
+                return Err(if is_divided && is_own {
+                    KeyRefusal::TenantBusy
+                } else {
+                    KeyRefusal::RequesterBusy
+                });
             }
-            Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
         account.in_use += 1;
         // An account that was idle is in use from here on.
@@ -445,6 +455,29 @@ mod tests {
             drop(place);
         }
         assert!(quotas.counts.lock().unwrap().requesters.len() <= IDLE_GATEWAYS_MAX);
+    }
+
+    /// A refused first request leaves an account with nothing in progress.
+    #[test]
+    fn accounts_of_requesters_that_are_only_refused_are_bounded() {
+        let quotas = Quotas::new(QuotaShares {
+            // A quota of nothing refuses the first request too.
+            requester: 0,
+            tenant: 64,
+            channels: 1,
+        });
+        let alpha = tenant("alpha");
+        for n in 0..3 * IDLE_GATEWAYS_MAX {
+            let gateway = KeyRequester::Gateway(format!("g{n}").parse().unwrap());
+            assert!(quotas.take(&alpha, &gateway, false).is_err());
+            let counts = quotas.counts.lock().unwrap();
+            assert_eq!(counts.idle, counts.requesters.len());
+            assert!(counts.idle <= IDLE_GATEWAYS_MAX);
+        }
+        let node = KeyRequester::Node("n1".parse().unwrap());
+        assert!(quotas.take(&alpha, &node, false).is_err());
+        let key = (Some(alpha), node);
+        assert!(!quotas.counts.lock().unwrap().requesters.contains_key(&key));
     }
 
     #[test]

@@ -331,14 +331,9 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
 
     let inbound = InboundPrograms::load(Some(pins.path())).unwrap();
     assert!(inbound.is_pinned("a/b/pod") && !inbound.is_pinned("a/b/other"));
-    assert_eq!(
-        (
-            count(&inbound, "taken_v4"),
-            count(&inbound, "refused_no_listener")
-        ),
-        (1, 1),
-        "the counters continued"
-    );
+    assert_eq!(count(&inbound, "taken_v4"), 1, "the counter continued");
+    // A busy machine makes the client send its SYN again, which is refused and counted again.
+    assert!(count(&inbound, "refused_no_listener") >= 1);
     let (taken, v4, _v6) = pod.attach_pod(&inbound);
     assert!(taken.is_adopted());
     assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to);

@@ -96,17 +96,45 @@ impl Surroundings {
         match object {
             Object::HttpRoute(route) => {
                 self.add_parents(found, namespace, &route.spec.parent_refs);
-                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                let backends = backends.map(RouteBackendRef::reference);
-                backends.for_each(|backend| self.add_backend(found, namespace, &backend));
+                for rule in &route.spec.rules {
+                    self.add_backends(found, namespace, &rule.backend_refs);
+                    let of_backends = rule
+                        .backend_refs
+                        .iter()
+                        .flat_map(|backend| &backend.filters);
+                    for filter in rule.filters.iter().chain(of_backends) {
+                        let mirror = filter.request_mirror.iter().map(|own| &own.backend_ref);
+                        let authorizer = filter.external_auth.iter().map(|own| &own.backend_ref);
+                        mirror
+                            .chain(authorizer)
+                            .for_each(|backend| self.add_backend(found, namespace, backend));
+                    }
+                }
             }
             Object::GrpcRoute(route) => {
                 self.add_parents(found, namespace, &route.spec.parent_refs);
-                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                let backends = backends.map(RouteBackendRef::reference);
-                backends.for_each(|backend| self.add_backend(found, namespace, &backend));
+                for rule in &route.spec.rules {
+                    self.add_backends(found, namespace, &rule.backend_refs);
+                    let of_backends = rule
+                        .backend_refs
+                        .iter()
+                        .flat_map(|backend| &backend.filters);
+                    for filter in rule.filters.iter().chain(of_backends) {
+                        if let Some(mirror) = &filter.request_mirror {
+                            self.add_backend(found, namespace, &mirror.backend_ref);
+                        }
+                    }
+                }
             }
-            // A UDPRoute of the corpora has only Gateways as parents.
+            // Routes of these three kinds have only Gateways as parents.
+            Object::TlsRoute(route) => {
+                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
+                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+            }
+            Object::TcpRoute(route) => {
+                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
+                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+            }
             Object::UdpRoute(route) => {
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
                 backends.for_each(|backend| self.add_backend(found, namespace, backend));
@@ -125,17 +153,18 @@ impl Surroundings {
                 for host in &virtual_service.spec.hosts {
                     self.add_host(found, namespace, host, None);
                 }
-                let routes = virtual_service
-                    .spec
-                    .http
-                    .iter()
-                    .flat_map(|rule| &rule.route);
                 let spec = &virtual_service.spec;
+                let routes = spec.http.iter().flat_map(|rule| &rule.route);
+                let mirrors = spec.http.iter().flat_map(|rule| {
+                    let others = rule.mirrors.iter().map(|other| &other.destination);
+                    rule.mirror.iter().chain(others)
+                });
                 let rules = spec.tls.iter().chain(&spec.tcp);
                 let of_connections = rules.flat_map(|rule| &rule.route);
                 let destinations = routes
                     .map(|share| &share.destination)
-                    .chain(of_connections.map(|share| &share.destination));
+                    .chain(of_connections.map(|share| &share.destination))
+                    .chain(mirrors);
                 for destination in destinations {
                     let port = destination.port.as_ref().map(|port| port.number.get());
                     self.add_host(found, namespace, &destination.host, port);
@@ -155,6 +184,17 @@ impl Surroundings {
             let namespace = parent.namespace.as_ref().unwrap_or(namespace);
             let port = parent.port.map(u16::from);
             self.add(found, namespace, parent.name.as_str(), port);
+        }
+    }
+
+    fn add_backends<F>(
+        &self,
+        found: &mut NamedServices,
+        own: &Namespace,
+        backends: &[RouteBackendRef<F>],
+    ) {
+        for backend in backends {
+            self.add_backend(found, own, &backend.reference());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Compares every policy on every target with the oracle: compiled, passed through the wire format,
-//! executed by the code of data planes, request by request. Nothing is mocked and nothing is sent;
-//! `canal-e2e` tests sockets and whole meshes.
+//! executed by the code of data planes, request by request. Nothing is mocked and nothing is sent,
+//! except by the test `running`, which sends requests to a gateway on loopback; `canal-e2e` tests
+//! whole meshes.
 //!
 //! * [`RoutingComparison`] is one tenant on all targets; [`RoutingComparison::compare`] gives all
 //!   of them the same request.

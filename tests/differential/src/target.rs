@@ -441,7 +441,8 @@ fn host_of(authority: &[u8]) -> &[u8] {
         .unwrap_or(host)
 }
 
-fn http1(request: &oracle::OracleRequest) -> Vec<u8> {
+/// Returns the head of a request as HTTP/1.1 writes it.
+pub fn http1(request: &oracle::OracleRequest) -> Vec<u8> {
     let mut text = format!(
         "{} {} HTTP/1.1\r\nHost: {}\r\n",
         request.method, request.target, request.host

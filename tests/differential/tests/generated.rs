@@ -23,7 +23,7 @@ const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) {
 /// reference; more tenants show more than more requests of one.
 const PROBES_MAX: usize = 64;
 
-fn from_environment(name: &str) -> Option<u64> {
+pub(crate) fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| {
         text.parse()
             .unwrap_or_else(|_| panic!("{name}={text}: a number is needed"))
@@ -31,7 +31,7 @@ fn from_environment(name: &str) -> Option<u64> {
 }
 
 /// Returns a runner that gives the same cases for the same seed, independent of earlier cases.
-fn runner(seed: u64) -> TestRunner {
+pub(crate) fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config {

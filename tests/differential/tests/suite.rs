@@ -15,5 +15,6 @@ mod load_balancers;
 mod mirrors;
 mod relays;
 mod route_authorizers;
+mod running;
 mod shares;
 mod weights;

@@ -318,10 +318,14 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
 
 #[test]
 fn random_faults_lose_only_requests_in_flight() {
-    // A seed that is no number is ignored, and the default ones run.
-    let seed = std::env::var("CANAL_SEED")
-        .ok()
-        .and_then(|text| text.parse::<u64>().ok());
+    // A mistyped seed must not run the default ones, because their success would hide the failure.
+    let seed = std::env::var("CANAL_SEED").ok().map(|text| {
+        text.parse::<u64>().unwrap_or_else(|_| {
+            panic!(
+                "CANAL_SEED={text}: not a number; fix: write the printed seed, such as CANAL_SEED=7"
+            )
+        })
+    });
     let rounds = if std::env::var_os("CANAL_SOAK").is_some() {
         SOAK_ROUNDS
     } else {

@@ -84,6 +84,7 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
     }
     a_gateway_serves_https(&mesh);
     a_gateway_of_istio_serves_https(&mesh);
+    a_gateway_reads_proxy_headers_and_asks_an_authorizer(&mesh);
     each_replica_serves_alone(&mesh);
     a_gateway_without_an_address_disturbs_no_other(&mesh);
     mesh.canal(&[
@@ -197,6 +198,91 @@ fn a_gateway_serves_https(mesh: &Mesh) {
     a_listener_validates_clients(mesh, &roots, dir.path());
     mesh.canal(&[
         "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
+    ])
+    .expect_success();
+}
+
+/// The address of alpha's Gateway with a port of the PROXY protocol, and one whose rules have an
+/// authorizer. The service is its own authorizer: it serves the path of the allowed check, and refuses
+/// that of the denied one.
+const PROXIED: &str = "198.19.0.42";
+const PROXIED_GATEWAY: &str = "---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: proxied, namespace: default, annotations: {canal.mesh/proxy-protocol: \"80\"}}
+spec:
+  gatewayClassName: canal
+  addresses: [{value: 198.19.0.42}]
+  listeners: [{name: proxied, port: 80, protocol: HTTP}, {name: checked, port: 8080, protocol: HTTP}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: proxied, namespace: default}
+spec: {parentRefs: [{name: proxied, sectionName: proxied}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: checked, namespace: default}
+spec:
+  parentRefs: [{name: proxied, sectionName: checked}]
+  rules:
+  - matches: [{headers: [{name: x-case, value: denied}]}]
+    filters: [{type: ExternalAuth, externalAuth: {protocol: HTTP, backendRef: {name: web, port: 80}, http: {path: /status}}}]
+    backendRefs: [{name: web, port: 80}]
+  - filters: [{type: ExternalAuth, externalAuth: {protocol: HTTP, backendRef: {name: web, port: 80}}}]
+    backendRefs: [{name: web, port: 80}]
+";
+
+/// Sends a request behind a line, over a plain connection.
+const BEHIND_A_LINE: &str = "request=\"${2}GET /headers HTTP/1.1\\r\\nHost: shop.example.com\\r\\nConnection: close\\r\\n\\r\\n\"
+(exec 3<>/dev/tcp/$1/80 && printf \"$request\" >&3 && cat <&3) 2>&1; true";
+
+/// The client's address is that of the PROXY header, without which nothing is served; and a rule's
+/// authorizer lets one request through and denies another.
+fn a_gateway_reads_proxy_headers_and_asks_an_authorizer(mesh: &Mesh) {
+    mesh.apply("alpha", PROXIED_GATEWAY);
+    let checked = |more: &[&str]| {
+        let url = format!("http://{PROXIED}:8080/headers");
+        mesh.code(CLIENT, &url, more)
+    };
+    until(
+        deadline(STEP_TIMEOUT),
+        "the authorizer lets a request through",
+        || checked(&[]) == 200,
+    );
+    // The service refuses the check with 400, and would serve the request itself with 200.
+    until(deadline(STEP_TIMEOUT), "it denies another", || {
+        checked(&["-H", "x-case: denied"]) == 400
+    });
+    let checks = |result: &str| {
+        let labels = [format!("result=\"{result}\"")];
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        mesh.counted_at("gateway", "canal_authorizer_requests_total", &labels)
+    };
+    assert!(checks("ok") > 0 && checks("denied") > 0);
+    let behind = |line: &str| {
+        let argv = ["bash", "-c", BEHIND_A_LINE, "behind", PROXIED, line];
+        mesh.run(CLIENT, &argv).expect_success()
+    };
+    let header = format!("PROXY TCP4 203.0.113.7 {PROXIED} 4711 80\\r\\n");
+    let mut answered = String::new();
+    until(deadline(STEP_TIMEOUT), "the PROXY port serves", || {
+        answered = behind(&header);
+        answered.starts_with("HTTP/1.1 200 ")
+    });
+    assert!(
+        answered.contains("[\"x-forwarded-for\",\"203.0.113.7\"]"),
+        "{answered}"
+    );
+    let served = behind("");
+    assert!(!served.contains("HTTP/1.1"), "{served}");
+    let counter = "canal_gateway_refused_connections_total";
+    let label = "reason=\"proxy_header\"";
+    until(deadline(STEP_TIMEOUT), "the refusal is counted", || {
+        mesh.counted_at("gateway", counter, &[label]) > 0
+    });
+    mesh.canal(&[
+        "delete", "--tenant", "alpha", "Gateway", "proxied", "-n", "default",
     ])
     .expect_success();
 }

@@ -26,12 +26,7 @@ impl TrustAuthorities {
         // The catalog may name a domain whose first root could not be created or stored yet. Such a
         // domain has no entry, and its status shows no roots.
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
-        let rows: Vec<Arc<StoredCertificate>> = self
-            .issuance_log
-            .of(name)
-            .into_iter()
-            .filter(|r| r.until > now)
-            .collect();
+        let rows = self.unexpired(name, now);
         let source = self.source(&name.1);
         let state = RotationState {
             phase: domain.phase(),
@@ -53,12 +48,7 @@ impl TrustAuthorities {
             waiting,
             overdue: is_overdue(&state, &self.rotation_timeouts),
             issued: rows.len() as u64,
-            revoked: domain
-                .record
-                .revoked
-                .iter()
-                .filter(|r| r.until > now)
-                .count() as u64,
+            revoked: unexpired_revocations(&domain, now) as u64,
             blocked_identities: domain
                 .record
                 .blocked_identities
@@ -76,12 +66,20 @@ impl TrustAuthorities {
         }
     }
 
-    /// Sets the gauges of one trust domain.
+    /// Returns the certificates on record that have not expired. Expired ones stay on record until
+    /// they are pruned, and nobody can use them.
+    fn unexpired(&self, name: &DomainName, now: u64) -> Vec<Arc<StoredCertificate>> {
+        let mut rows = self.issuance_log.of(name);
+        rows.retain(|r| r.until > now);
+        rows
+    }
+
+    /// Sets the gauges of one trust domain. They count as [`TrustAuthorities::status`] does.
     #[allow(
         clippy::cast_precision_loss,
         reason = "seconds since 1970 are far below 2^52"
     )]
-    pub fn gauges(&self, name: &DomainName, g: &mut GaugeValues) {
+    pub fn gauges(&self, name: &DomainName, now: u64, g: &mut GaugeValues) {
         // The catalog may name a domain whose first root could not be created or stored yet. Such a
         // domain has no entry.
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
@@ -105,18 +103,17 @@ impl TrustAuthorities {
         g.set(
             metrics::CA_REVOKED,
             &label,
-            domain.record.revoked.len() as f64,
+            unexpired_revocations(&domain, now) as f64,
         );
         g.set(
             metrics::CA_BLOCKED,
             &label,
             domain.record.blocked_identities.len() as f64,
         );
-        // Expired certificates count until they are pruned, as they do in the tenant's share.
         g.set(
             metrics::CA_ISSUED,
             &label,
-            self.issuance_log.of(name).len() as f64,
+            self.unexpired(name, now).len() as f64,
         );
         g.set(
             metrics::CA_WAITING,
@@ -124,6 +121,12 @@ impl TrustAuthorities {
             locked(&self.waiting).get(name).map_or(0, Vec::len) as f64,
         );
     }
+}
+
+/// Returns the number of revoked certificates that have not expired.
+fn unexpired_revocations(domain: &DomainState, now: u64) -> usize {
+    let revoked = domain.record.revoked.iter();
+    revoked.filter(|r| r.until > now).count()
 }
 
 fn fault(source: &AuthoritySource) -> String {

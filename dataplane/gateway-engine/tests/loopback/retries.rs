@@ -436,3 +436,58 @@ async fn a_storm_of_retries_stays_within_its_budget() {
         .await;
     }
 }
+
+/// All first attempts fail at the same time, and the server counts what arrives after that.
+#[tokio::test]
+async fn retries_that_reach_the_server_stay_within_the_budget() {
+    const CLIENTS: usize = 100;
+    // A fifth of the requests in flight may be retries, and three at least.
+    const RETRIES_MAX: usize = CLIENTS / 5;
+    let (release, released) = tokio::sync::watch::channel(0);
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let origin = OriginServer::each(move |mut peer| {
+        let (mut released, arrived) = (released.clone(), arrived.clone());
+        async move {
+            while peer.request().await.is_some() {
+                // The first attempts are answered in the first phase, retries in the second.
+                let is_retry = arrived.fetch_add(1, Ordering::SeqCst) >= CLIENTS;
+                let phase = if is_retry { 2 } else { 1 };
+                if released.wait_for(|now| *now >= phase).await.is_err() {
+                    return;
+                }
+                peer.write(b"HTTP/1.1 503 S\r\ncontent-length: 4\r\n\r\nfail")
+                    .await;
+            }
+        }
+    })
+    .await;
+    let setup = EngineSetup::default();
+    let fixture = gateway(setup, &[origin.address], policy(1, &[], &[503]));
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut client = HttpClient::connect(fixture.web).await;
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        clients.push(client);
+    }
+    until("all first attempts arrive", || origin.requests() == CLIENTS).await;
+    release.send_replace(1);
+    let granted = || retries(&fixture, "retriable_response") as usize;
+    let refusals = || refused(&fixture, "retry_budget") as usize;
+    until("all requests are decided", || {
+        granted() + refusals() == CLIENTS
+    })
+    .await;
+    let all = CLIENTS + granted();
+    until("the retries arrive", || origin.requests() == all).await;
+    assert!(
+        (3..=RETRIES_MAX).contains(&granted()),
+        "{} of {CLIENTS} requests are sent again",
+        granted()
+    );
+    release.send_replace(2);
+    for client in &mut clients {
+        let response = client.answer().await.unwrap();
+        assert_eq!((response.status, response.text().as_str()), (503, "fail"));
+    }
+    assert_eq!(origin.requests(), all, "nothing is sent after that");
+}

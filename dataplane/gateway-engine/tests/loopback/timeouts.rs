@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use canal_gateway_engine::GatewayTimeouts;
 use canal_model::program::{AppProtocol, Resource, RouteAction};
 use canal_model::route_attempts::{AttemptPolicy, RetryPolicy, RouteTimeouts, TimeoutSpan};
 use http::Request;
@@ -143,6 +144,54 @@ async fn a_time_of_an_attempt_ends_the_request_if_nothing_is_retried() {
         fixture.metric("canal_gateway_refused_requests_total", &reason),
         1.0
     );
+}
+
+/// Each stage has a counter of its own. All have the flag of late upstreams, and none is counted as
+/// another one.
+#[tokio::test]
+async fn each_stage_at_the_upstream_has_its_counter_and_flag() {
+    let (gated, _release) = OriginServer::gated().await;
+    let (silent, _listener, _queued) = silent_address().await;
+    let attempt = RouteTimeouts {
+        attempt: Some(SHORT),
+        ..RouteTimeouts::default()
+    };
+    let none = RouteTimeouts::default();
+    for (stage, address, timeouts, what) in [
+        ("connect", silent, request_timeout(SHORT), "route_request"),
+        ("connect of an attempt", silent, attempt, "route_attempt"),
+        (
+            "whole",
+            gated.address,
+            request_timeout(SHORT),
+            "route_request",
+        ),
+        ("try", gated.address, attempt, "route_attempt"),
+        ("first byte", gated.address, none, "upstream_stalled"),
+    ] {
+        let setup = EngineSetup {
+            times: GatewayTimeouts {
+                // A rule's own time is shorter than this in the other cases.
+                upstream: match what {
+                    "upstream_stalled" => SHORT,
+                    _ => GatewayTimeouts::default().upstream,
+                },
+                ..GatewayTimeouts::default()
+            },
+            ..EngineSetup::default()
+        };
+        let fixture = fixture(setup, &[address], timeouts, None);
+        assert_eq!(
+            HttpClient::get(fixture.web, "/").await.status,
+            504,
+            "{stage}"
+        );
+        let label = format!("what=\"{what}\"");
+        let count = |labels: &[&str]| fixture.metric("canal_gateway_timeouts_total", labels);
+        assert_eq!((count(&[&label]), count(&[])), (1.0, 1.0), "{stage}");
+        let labels = ["response_code=\"504\"", "response_flags=\"UT\""];
+        fixture.until("istio_requests_total", &labels, 1.0).await;
+    }
 }
 
 /// An endpoint that sends a head and a part of the body, and then nothing.
