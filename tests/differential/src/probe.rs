@@ -260,11 +260,11 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
     found
 }
 
+/// Takes changes of a request, each of which makes a variant.
+type VariantSink<'a> = dyn FnMut(&dyn Fn(&mut OracleRequest)) + 'a;
+
 /// Passes changes of the client to `push_variant`: of its connection, namespace and labels.
-fn vary_client(
-    matching: &OracleRequest,
-    push_variant: &mut dyn FnMut(&dyn Fn(&mut OracleRequest)),
-) {
+fn vary_client(matching: &OracleRequest, push_variant: &mut VariantSink<'_>) {
     push_variant(&|request| request.client.is_tls ^= true);
     push_variant(&|request| request.client.namespace = None);
     push_variant(&|request| request.client.namespace = "other".parse().ok());
