@@ -120,6 +120,8 @@ fn open(subscriber: &ManualSubscriber) -> BTreeMap<String, bool> {
         .collect()
 }
 
+const COMPILES: &str = "canal_controller_compile_seconds_count";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     let limits = ControllerLimits {
@@ -166,9 +168,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         node.drain(Duration::from_millis(50)).await;
     }
     println!("{SERVICES} services: open in both AZs");
-    let compiles = fixture
-        .metric("canal_controller_compile_seconds_count")
-        .await;
+    let compiles = fixture.metric(COMPILES).await;
     let seconds = fixture.metric("canal_controller_compile_seconds_sum").await;
     silence.send(true).unwrap();
     let begun = Instant::now();
@@ -185,19 +185,12 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         node.drain(Duration::from_millis(10)).await;
     }
     let closed = begun.elapsed();
-    let at_work = fixture
-        .metric("canal_controller_compile_seconds_count")
-        .await
-        == compiles;
+    let at_work = fixture.metric(COMPILES).await == compiles;
     println!(
         "{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}"
     );
     let until = Instant::now() + START;
-    while fixture
-        .metric("canal_controller_compile_seconds_count")
-        .await
-        == compiles
-    {
+    while fixture.metric(COMPILES).await == compiles {
         assert!(Instant::now() < until, "the compilation did not end");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::{
-    OracleRequest, RoutingVerdict, cors, decide, endpoints, forwarded, returned,
+    OracleClient, OracleRequest, RoutingVerdict, cors, decide, endpoints, forwarded, returned,
 };
 use canal_compiler::{build_ir, lower};
 use canal_differential::probe::probes;
@@ -19,7 +19,7 @@ use canal_differential::target::{http1, received};
 use canal_gateway_engine::{EngineDependencies, GatewayConfig, GatewayEngine, PlainListener};
 use canal_generated_policies::routing::{GeneratedRouting, cases};
 use canal_model::ids::Generation;
-use canal_model::program::{Backend, BackendTarget, Resource};
+use canal_model::program::{Backend, BackendTarget, Resource, TunnelProtocol};
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
@@ -213,6 +213,8 @@ impl RunningGateway {
         for resource in &mut resources {
             if let Resource::Workload(workload) = resource {
                 let name = workload.name.to_string();
+                // The endpoints are no members of the mesh.
+                workload.tunnel = TunnelProtocol::None;
                 for endpoint in &mut workload.endpoints {
                     let address = self.endpoints[&(name.clone(), endpoint.target_port)];
                     workload.addresses = vec![address.ip()];
@@ -305,6 +307,10 @@ fn compare(
         true => Ok(()),
         false => Err(format!("status {expected}")),
     };
+    // A message without a host is not valid (RFC 9112 §3.2), so it is refused before it is routed.
+    if request.host.is_empty() {
+        return of_status(400);
+    }
     match verdict {
         RoutingVerdict::NoService => Err("no listener".to_owned()),
         RoutingVerdict::NoRule => of_status(404),
@@ -398,7 +404,9 @@ fn compare_backend(
     if !able.contains(&got.endpoint) {
         return Err(format!("an endpoint of {able:?}"));
     }
-    let mut headers = wanted.headers.clone();
+    // Names have no letter case, and HTTP/2 writes them in lower case.
+    let lower = |(name, value): &(String, String)| (name.to_ascii_lowercase(), value.clone());
+    let mut headers: Vec<_> = wanted.headers.iter().map(lower).collect();
     headers.retain(|(name, _)| !ADDED.contains(&name.as_str()));
     headers.sort_by(|a, b| a.0.cmp(&b.0));
     let expected = ReceivedRequest {
@@ -466,7 +474,9 @@ async fn check(
         .cloned()
         .chain(made.into_iter().step_by(step));
     let (gateway, ir) = (&*gateway, &ir);
-    let sent = requests.filter_map(|request| {
+    let sent = requests.filter_map(|mut request| {
+        // The clients of this test prove no identity, and none of them speaks TLS.
+        request.client = OracleClient::default();
         let address = gateway.address(&request)?;
         let verdict = decide(ir, &request);
         if let RoutingVerdict::Split { attempts, faults, .. } = &verdict
