@@ -140,6 +140,7 @@ mod tests {
                 "type: Opaque\ndata: {tls.crt: '', other: c2VjcmV0}\nstringData: {tls.key: ''}\n",
                 [true, true],
             ),
+            // The pair has Istio's own names, so no `tls.` entry is kept.
             (
                 "data: {cert: '', key: '', cacert: '', ca.crl: c2VjcmV0}\n",
                 [false, false],
