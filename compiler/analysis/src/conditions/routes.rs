@@ -248,7 +248,10 @@ mod tests {
         for (one, other) in first.conditions.iter().zip(&last.conditions) {
             assert!(!one.is_true && one.message.len() > MESSAGE_BYTES_MAX / 2);
             assert!(one.message.len() <= MESSAGE_BYTES_MAX);
-            assert!(Arc::ptr_eq(&one.message, &other.message), "it is shared");
+            assert!(
+                Arc::ptr_eq(&one.message, &other.message),
+                "all parents share the text"
+            );
         }
     }
 }
