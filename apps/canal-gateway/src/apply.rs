@@ -106,6 +106,7 @@ mod tests {
             faults: None,
             cors: None,
             mirrors: Vec::new(),
+            // No request is sent, so the rule needs no backend.
             action: RouteAction::Split(vec![]),
         };
         // 64 services take longer to compile than the updates below need.
@@ -152,7 +153,7 @@ mod tests {
         apply(&all, all.clone(), 1);
         let first = started.elapsed();
         let seen = trust.view(&"beta".parse().unwrap());
-        // The first update introduces the bundle, the second one revokes a certificate.
+        // The first round introduces the bundle, the second one revokes a certificate.
         // The serial number 7 is arbitrary, because no connection presents a certificate here.
         for revoked in [vec![], vec![ca.revocations(&[7])]] {
             let before = seen.current().generation();

@@ -484,8 +484,8 @@ fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     ))
 }
 
-/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured
-/// addresses. Each has its own port, as in Istio.
+/// Serves admin, metrics and readiness on the configured addresses, and admin on a unix socket too.
+/// Each has its own port, as in Istio. Admin is on localhost by default.
 fn serve_operators(
     config: &GatewayProcessConfig,
     process_state: &Arc<GatewayDump>,

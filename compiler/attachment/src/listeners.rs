@@ -240,8 +240,8 @@ pub(crate) fn resolve<'a>(
 ) -> (TenantListeners, TenantQuota<'a>) {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
-        // Only an HTTPRoute and a GRPCRoute can claim one host, so the hosts are recorded if there
-        // are both.
+        // Only an HTTPRoute and a GRPCRoute can claim one host, so without GRPCRoutes no host is
+        // recorded.
         kind_hosts: objects.has_grpc_routes.then(BTreeMap::new),
         ..TenantListeners::default()
     };

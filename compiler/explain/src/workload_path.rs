@@ -235,8 +235,7 @@ impl<'a> WorkloadPath<'a> {
             OracleDecision::Allow | OracleDecision::CallAuthorizer { .. }
         ) && !dialled.is_empty()
         {
-            // Both policy sets must allow. For a foreign client it is enough that one of them names
-            // it.
+            // Both policy sets must allow. That a foreign client is named by the first is enough.
             let also = decide(
                 &dialled,
                 &OracleFacts {

@@ -113,6 +113,7 @@ pub fn decide(
             if let Some(fault) = &own.listener.closed {
                 return IngressVerdict::ClosedToHandshakes(fault.clone());
             }
+            // The certificate and the client's validation are those of the handshake's listener.
             if chosen.is_some_and(|chosen| chosen.listener.name != own.listener.name) {
                 return IngressVerdict::Misdirected;
             }

@@ -286,6 +286,7 @@ mod tests {
     fn certificates_of_listeners_go_to_replicas_of_their_gateway() {
         let certificate = Resource::ListenerCertificate(ListenerCertificate {
             gateway: "alpha/shop/web.gateway".parse().unwrap(),
+            // `visible` compares the ID alone. In `tier_placement` only b2 has this one.
             id: ServiceId::new(2).unwrap(),
             secret: ("shop".parse().unwrap(), "cert".parse().unwrap()),
             certificate: Arc::new(ServingCertificate {
@@ -318,7 +319,7 @@ mod tests {
             gateway("r1"),
             gateway("r3"),
         ];
-        // Only b2, the backend of r2, has the service.
+        // r1 has b1, which serves alpha too but not this service, and b3 of r3 serves none.
         assert!(visible(&certificate, &gateway("r2"), &placement));
         for other in others {
             assert!(!visible(&certificate, &other, &placement), "{other:?}");

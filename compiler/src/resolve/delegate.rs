@@ -190,6 +190,7 @@ impl<'a> DelegateIndex<'a> {
             !rule.route.is_empty() || rule.redirect.is_some() || rule.direct_response.is_some();
         let found = self.delegate_of(namespace, rule);
         match found {
+            // First, because its own actions conflict with any delegate, even a missing one.
             _ if has_action => {
                 let problem = "a rule that delegates has no route, redirect or directResponse";
                 own.problem = DelegationProblem::refused(

@@ -78,7 +78,7 @@ fn of_delay(written: &HttpFaultDelay, rule: &mut RuleContext<'_>) -> Option<Faul
                 // follows has no effect.
                 let problem = format!("{percent} is not a percentage from 0 to 100");
                 rule.broken("fault.delay.percent", FieldIssue::new("", problem, fix));
-                // The author wrote a part of the requests, so nothing is missing.
+                // Without `percentage` no part is reported as missing: `percent` was written.
                 percentage.as_ref()?;
             }
             Some(fraction) => {

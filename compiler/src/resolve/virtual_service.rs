@@ -475,7 +475,7 @@ fn services(
         else {
             let problem = format!("{host:?} is not a service of this tenant");
             let fix = "write a Service's name, or name.namespace; other hosts are not supported in this version";
-            // The host may be meant for the object's Gateways only.
+            // One of the names is `mesh`. With others, the host may be meant for those Gateways.
             if sourced.object.spec.gateways.len() > 1 {
                 report.warning(Code::UnresolvedHost, sourced.document, field, problem, fix);
             } else {

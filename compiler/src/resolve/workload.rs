@@ -136,7 +136,7 @@ fn workload(
     // A pod without a node is not scheduled yet.
     let node: NodeName = spec.node_name.clone()?;
     let own = pod_addresses(tenant, pod, addresses, report);
-    // The pod has no address yet, or each of its addresses has a diagnostic.
+    // The pod has no address yet, its successor has it, or each address has a diagnostic.
     if own.is_empty() {
         return None;
     }

@@ -259,6 +259,7 @@ mod tests {
         };
         let mut first = ask(Some("alpha")).await.unwrap();
         let second = ask(Some("alpha")).await.unwrap();
+        // Two answers of 20 MiB exceed UNREAD_ANSWER_BYTES_MAX (32 MiB); one does not.
         let refused = ask(Some("alpha")).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         let text = metrics.render(&GaugeValues::default());

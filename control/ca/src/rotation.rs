@@ -191,7 +191,7 @@ mod tests {
                 decide_step(
                     &RotationState {
                         phase,
-                        since: 0,
+                        since: 0, // Only `is_overdue` reads it.
                         clear_since,
                         now
                     },

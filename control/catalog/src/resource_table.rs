@@ -146,6 +146,7 @@ mod tests {
             ResourceKind::Route,
             ResourceKind::Node,
         ];
+        // A table compares keys only, so one resource stands for those of all kinds.
         let resource = crate::tests::service(1, 80);
         // A linear congruential generator (Numerical Recipes) has the same values in each run. Its
         // low bits repeat soonest, so they are left out.

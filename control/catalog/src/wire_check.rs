@@ -143,7 +143,7 @@ fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
             broken: Some(reason),
         })],
         // A CUSTOM policy denies without its authorizer. The other kinds grant something, or
-        // restrict nothing.
+        // restrict no access: a Throttle limits only rates.
         _ => Vec::new(),
     }
 }

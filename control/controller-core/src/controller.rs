@@ -126,7 +126,7 @@ impl Controller {
         };
         let workers = config.limits.compile_workers;
         let (writer, stored_sets) = start_writer(&preparer, publisher, first, queues, workers)?;
-        // The reconciler waits until the writer has published its plan.
+        // After the writer, because this waits until the writer has published the first plan.
         let reconciler = first_plan(&parts, tiers).await;
 
         let (updates, key_sets) = mpsc::channel(KEY_SETS_WAITING_MAX);

@@ -244,6 +244,7 @@ impl FleetReconciler {
             _ => parent,
         };
         match self.apply_plan(plan.clone(), demands).await {
+            // Waiting tables are published as before, and may name replicas that the plan dropped.
             Ok(applied) => !applied.waiting.is_empty() || self.forget(&plan).await,
             // The receiver of updates has ended with the controller, so a repetition would fail
             // too.

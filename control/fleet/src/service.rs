@@ -142,7 +142,7 @@ impl FleetService {
         };
         self.metrics
             .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
-        // Each replica reports up to five times a second; the planner runs only after a change.
+        // Each replica reports up to ten times a second; the planner runs only after a change.
         if news {
             fleet.wake.notify_one();
         }

@@ -273,7 +273,7 @@ mod tests {
         );
         assert!(
             edges.replica_answers().is_empty(),
-            "a replica's answer without a query"
+            "a replica's answer to a query for edges is ignored"
         );
     }
 }

@@ -443,6 +443,7 @@ impl RequestContext {
                 ))
             }
             WriteOperation::Restore => {
+                // A restore names an identity as a revocation does, so both have one body.
                 let body: RevokeBody = self.body(body).await?;
                 self.view(TrustDomainListView::from(
                     admin.restore(self.call(body.into())).await?.get_ref(),

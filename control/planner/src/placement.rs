@@ -76,7 +76,7 @@ impl<'a> ShardAssignment<'a> {
         let mut azs: Vec<&AzName> = fleet.backends.values().collect();
         azs.sort_unstable();
         azs.dedup();
-        // Backends beyond 2^16 get no index and no services; replica numbers run out long before.
+        // Backends beyond 65,535 get no index and no services; replica numbers run out long before.
         let known = fleet.backends.iter().take(usize::from(BackendIndex::MAX));
         let backends: Vec<(&BackendName, AzIndex)> = known
             .map(|(name, az)| (name, azs.partition_point(|other| *other < az)))
@@ -381,7 +381,7 @@ impl<'a> ShardAssignment<'a> {
                 });
             }
             index.add(set, *id);
-            // Without backends there is no placement; the plan leaves the service out.
+            // Without backends there is no placement; the plan has the service without one.
             let Some(placement) = self.placement(*id) else {
                 continue;
             };

@@ -442,8 +442,8 @@ mod tests {
 
     #[test]
     fn a_full_chain_drops_standbys_then_dead_owners_and_never_live_owners() {
-        // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever
-        // happens to it.
+        // A dead replica 2 may come back with its sessions. A standby has none, so it leaves
+        // first.
         let new = CHAIN_LENGTH_MAX + 1;
         for (dead, standby, want_gone) in [
             (Some(2), Some(CHAIN_LENGTH_MAX), Some(CHAIN_LENGTH_MAX)),

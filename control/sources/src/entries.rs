@@ -123,6 +123,7 @@ mod tests {
     fn a_secret_keeps_only_the_entries_that_are_read() {
         let head =
             "apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: b}\nimmutable: true\n";
+        // The parser must not keep `c2VjcmV0`, which is `secret` in base64, or `secret` itself.
         for (rest, expected) in [
             ("type: Opaque\ndata: {password: c2VjcmV0}\n", [false, false]),
             // A certificate without its key is no pair, so neither is read.
@@ -140,6 +141,7 @@ mod tests {
                 "type: Opaque\ndata: {tls.crt: '', other: c2VjcmV0}\nstringData: {tls.key: ''}\n",
                 [true, true],
             ),
+            // The pair has Istio's own names, so no `tls.` entry is kept.
             (
                 "data: {cert: '', key: '', cacert: '', ca.crl: c2VjcmV0}\n",
                 [false, false],

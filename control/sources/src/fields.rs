@@ -592,6 +592,7 @@ mod tests {
             (ObjectKind::DestinationRule, "spec.exportTo", "['*']", true),
             (ObjectKind::DestinationRule, "spec.exportTo", "['.']", false),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
+            // The tables have undeclared fields only, so a declared one counts as unknown here.
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),
             (ObjectKind::Pod, "specs", "x", false),

@@ -199,7 +199,7 @@ mod tests {
             rows: vec![
                 row(limit, "alpha"),
                 row(limit, "beta"),
-                row(limit, "gamma"),
+                row(limit, "gamma"), // The catalog has only alpha and beta.
                 // A newer data plane may report limits that this controller does not know.
                 row("of_the_future", "alpha"),
                 // No tenant can have this name, since names are lower case.

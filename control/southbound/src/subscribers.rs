@@ -615,7 +615,7 @@ mod tests {
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
         // The first of the gateway's streams uses the reserve, and each further one ends a stream
         // of alpha.
-        assert_eq!(revoked(), 2, "the reserve revokes no stream");
+        assert_eq!(revoked(), 2, "each stream beyond the reserve revokes one");
         let beta: Vec<_> = (0..3)
             .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
             .collect();

@@ -165,8 +165,8 @@ pub(crate) fn decide_grant(
         };
     }
     let own = catalog.admitted(principal).find(|(_, view)| {
-        // Only claims in force count: a trust domain that two tenants claim belongs to neither
-        // until the compiler has settled the conflict.
+        // Only claims in force count. A tenant that claims the trust domain of another one is
+        // withheld, so at most one view has it.
         view.claims
             .isolation
             .as_ref()

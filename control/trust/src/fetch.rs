@@ -288,6 +288,7 @@ mod tests {
                 "HTTP/1.1 304 Not Modified\r\n\r\n".into(),
                 Ok(""),
             ),
+            // `64` is the expected length here, not the body.
             ("at the limit", ok(&"x".repeat(64)), Ok("64")),
             ("over the limit", ok(&"x".repeat(65)), Err("bytes")),
             (

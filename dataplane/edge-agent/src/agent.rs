@@ -441,7 +441,7 @@ fn spawn_prober(
             let now = targets.borrow_and_update().clone();
             prober.follow(&now);
             tokio::select! {
-                // Not at the begin of a drain: the program forwards on, and needs to know which
+                // Not when a drain begins: the program forwards on, and needs to know which
                 // replicas are up.
                 () = end.forced() => return,
                 // `follow` restarts a probe task that panicked.

@@ -103,7 +103,7 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
     let mut seen = Vec::new();
     let mut is_met = true;
     for (mode, extra) in [
-        // Several messages each, so that a stream carries more than one. The numbers were chosen.
+        // A stream carries several messages; unary makes several calls. The numbers were chosen.
         ("unary", ["--count", "5"]),
         ("server-stream", ["--count", "20"]),
         ("client-stream", ["--count", "20"]),

@@ -172,6 +172,7 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
                 &[
                     "curl",
                     "-sS",
+                    // It only ends a request that hangs.
                     "--max-time",
                     "5",
                     "http://127.0.0.1:15020/metrics",

@@ -219,7 +219,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
             s.kind.clone(),
             s.name.clone(),
             s.az.clone(),
-            // Gateways, edges and the provider's key servers serve all tenants.
+            // Gateways, edges and the provider's key servers belong to no tenant.
             if s.tenant.is_empty() {
                 "all".to_owned()
             } else {

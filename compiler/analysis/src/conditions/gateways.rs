@@ -283,14 +283,15 @@ fn of_listener(
 ) -> Vec<StatusCondition> {
     use ListenerFaultReason as Reason;
     let message = |fault: &ListenerFault| fault.problem.clone();
-    // Gateway API reports a fault of references in ResolvedRefs, so the listener stays accepted.
     let accepted = match fault {
+        // First, because this is a fault of references too. Gateway API accepts no such listener.
         Some(fault) if is_about_authorities(fault.reason) => {
             StatusCondition::negative("Accepted", "NoValidCACertificate", message(fault))
         }
         Some(fault) if !is_about_references(fault.reason) => {
             StatusCondition::negative("Accepted", fault.reason.as_str(), message(fault))
         }
+        // Gateway API reports other faults of references in ResolvedRefs alone.
         _ => StatusCondition::positive("Accepted", "Accepted"),
     };
     let is_conflict = |fault: &ListenerFault| {

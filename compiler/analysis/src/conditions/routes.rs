@@ -225,6 +225,7 @@ mod tests {
             origin: None,
             object: Some(document.object.key()),
             field: field.to_owned(),
+            // Two bytes each, so the text has twice the limit.
             problem: "é".repeat(MESSAGE_BYTES_MAX),
             fix: String::new(),
         };
@@ -242,11 +243,15 @@ mod tests {
         let [first, .., last] = conditions.parents.as_slice() else {
             panic!("{conditions}")
         };
+        // Accepted is false by the second problem, and ResolvedRefs by the first.
         assert_eq!(first.conditions.len(), 2);
         for (one, other) in first.conditions.iter().zip(&last.conditions) {
             assert!(!one.is_true && one.message.len() > MESSAGE_BYTES_MAX / 2);
             assert!(one.message.len() <= MESSAGE_BYTES_MAX);
-            assert!(Arc::ptr_eq(&one.message, &other.message), "it is shared");
+            assert!(
+                Arc::ptr_eq(&one.message, &other.message),
+                "all parents share the text"
+            );
         }
     }
 }

@@ -146,6 +146,7 @@ impl fmt::Display for RefusalReason {
             RefusalReason::Protocol(AppProtocol::Detect) => {
                 f.write_str("the port does not declare its protocol")
             }
+            // A port of opaque TCP is never refused for its protocol, so HTTP is left.
             RefusalReason::Protocol(_) => f.write_str("the port is declared HTTP"),
             RefusalReason::Route(key) => {
                 write!(f, "{} {}/{} routes it", key.kind, key.namespace, key.name)

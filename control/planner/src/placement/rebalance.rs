@@ -494,7 +494,7 @@ mod tests {
                 false,
             ),
             (
-                "one is empty, and no other is off balance",
+                "one is empty, which puts the others above the bound",
                 &[(105, 1), (105, 1), (105, 1), (0, 1)],
                 0,
                 3,

@@ -14,9 +14,9 @@ use super::{Item, SubscriberStream};
 
 impl SubscriberStream {
     /// Returns the manifests of the tenants `resealed`, whose security resources were compared, and
-    /// of tenants that are new in scope or have refused resources. The first batch of a stream has
-    /// the manifests of all tenants: the subscriber then compares all its resources again,
-    /// regardless of changes since the last stream.
+    /// of tenants that are new in scope or have refused resources. The first batch of a stream, and
+    /// the first after a change of its subscriptions, has the manifests of all tenants: the
+    /// subscriber then compares all its resources again, whatever has changed.
     pub(super) fn manifests(
         &mut self,
         items: &[Item],

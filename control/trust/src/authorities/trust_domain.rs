@@ -428,11 +428,11 @@ mod tests {
         assert!(d.is_revoked("0a") && !d.is_revoked("0c"));
         // A list is renewed after half of its lifetime, so it is not old after 100 s.
         assert!(!d.lists_are_old(now + 100) && d.lists_are_old(now + CRL_LIFETIME_SECONDS / 2));
-        // Both have expired, and one more list with them was published.
+        // Entries stay for REVOKED_AFTER_END_SECONDS, which have passed for both certificates.
         d.make_lists(&signers(&d), &[], now + 200 + REVOKED_AFTER_END_SECONDS)
             .unwrap();
         assert_eq!(d.lists().len(), 0);
-        // The entry ends at 9000, after the list at 5000, so that the list is not empty.
+        // Later than the list above. The certificate ends at 9000, so this list has an entry.
         d.revoke([certificate("0c", &root, now + 9000)].iter(), now + 5000)
             .unwrap();
         d.make_lists(&signers(&d), &[], now + 5000).unwrap();
