@@ -318,7 +318,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
                 ..RefusedPackets::default()
             },
         ),
-        // `torn` fragments the packet before its VNI, and each fragment is refused.
+        // `torn` sends two fragments, the first of which ends before the VNI; each is refused.
         (
             "a VNI behind the fold",
             format!(

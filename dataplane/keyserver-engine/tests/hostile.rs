@@ -73,7 +73,8 @@ async fn garbage_costs_one_request_or_one_channel() {
     // Abandon of an unknown id is no error: the response may have been sent already.
     bad.send_request(88_888, &KeyRequest::Abandon);
     assert!(bad.lives().await);
-    // Bytes that are no frame end the channel, and its requests in progress.
+    // Bytes that are no frame end the channel, and its requests in progress. Their lengths are too
+    // large, or 0, which is less than a request's ID and kind have.
     for bytes in [
         vec![0xff; 64],
         vec![0; 64],
@@ -197,7 +198,7 @@ async fn a_flood_delays_only_its_own_tenant() {
         tasks.push(tokio::spawn(async move {
             let mut refused = 0;
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                // More than the tenant's share at once.
+                // More than the tenant's share at once, and less than the requester's quota.
                 let mut calls: Vec<_> = (0..2000)
                     .map(|_| start_call(&channel, sign(id, scheme, 0)))
                     .collect();
@@ -506,7 +507,7 @@ async fn configured_shares_apply_when_they_arrive() {
     );
     // A larger share, while the gateway has requests in progress.
     publish_shares(&[(ShareKind::KeyServerRequests, "50%")]);
-    // Half of the quota of 32.
+    // Half of the quota of 32. Two of these 16 handshakes are in progress already.
     for n in 2..16 {
         assert!(begun().await.0, "{n}");
     }

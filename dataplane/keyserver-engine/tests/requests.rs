@@ -498,7 +498,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
         crowd().len() == CERTIFICATE_REQUESTS_MAX
     })
     .await;
-    // Any name of the crowd will do.
+    // Any name of the crowd will do whose certificate is not requested yet.
     let mut call = channel.begin(&names[39], HandshakeRole::Client, &[PEER], 0);
     until("the request", || {
         fixture.value("canal_key_requests_in_flight") == 1.0

@@ -147,7 +147,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     for container in &s.containers {
         container.ip("addr add 10.88.0.99/24 dev eth0");
     }
-    // Each container also tries the other's address; without the guard all of it arrives.
+    // Container 0 also has the addresses of container 1; without the guard all of it arrives.
     s.containers[0].ip(&format!("addr add {B4}/24 dev eth0"));
     s.containers[0].ip(&format!("addr add {B6}/64 dev eth0 nodad"));
     assert!(
@@ -174,7 +174,10 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
         let before = count(&guard, "drop_address")
             + count(&guard, "drop_arp")
             + count(&guard, "drop_discovery");
-        assert!(s.never_receives(container, from, to), "{from} is another's");
+        assert!(
+            s.never_receives(container, from, to),
+            "{from} is not the container's"
+        );
         assert!(
             count(&guard, "drop_address")
                 + count(&guard, "drop_arp")
@@ -242,7 +245,7 @@ fn from(source: &str, to: &str) -> Vec<u8> {
     udp(&format!("{source}:1000"), &format!("{to}:53"), b"x")
 }
 
-/// Returns frames with own and foreign addresses, MACs and protocols. The first is a right one.
+/// Returns frames with own and foreign addresses, MACs and protocols. The first is one that passes.
 fn address_cases() -> Vec<GuardCase> {
     let (from6, to6) = (format!("[{A6}]:1000"), format!("[{HOST6}]:53"));
     let udp6 = |source: &str| udp(&format!("[{source}]:1000"), &to6, b"x");

@@ -97,6 +97,7 @@ pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
     // Gateways of one to five listeners on two ports and seven hosts conflict now and then.
     let listeners = 1 + draw.below(5);
     for n in 0..listeners {
+        // The third port has no listener, so that `compare` meets one without.
         let port = draw.of(&PORTS[..2]);
         let host = match draw.below(3) {
             0 => String::new(),
@@ -396,6 +397,7 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
          spec:\n  selector: {{istio: ingressgateway}}\n  servers:\n"
     );
     for n in 0..1 + draw.below(4) {
+        // As in `objects`, the third port stays without a server.
         let port = draw.of(&PORTS[..2]);
         let hosts: Vec<String> = (0..1 + draw.below(2))
             // Hosts of another namespace take no request here, and `*` takes all, so both are drawn

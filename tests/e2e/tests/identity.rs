@@ -567,14 +567,14 @@ fn federation_needs_both_and_a_policy() {
     };
     // A foreign trust domain is refused in the handshake as long as no federation exists.
     assert!(matches!(
-        closed("unauthenticated"),
+        closed("without a federation"),
         TunnelAttempt::Refused(_)
     ));
     mesh().apply("beta", &federation("alpha"));
     // Gives the change time to reach the data planes, because its effect must be none.
     std::thread::sleep(Duration::from_secs(1));
     assert!(matches!(
-        closed("beta alone wishes it"),
+        closed("beta alone declares it"),
         TunnelAttempt::Refused(_)
     ));
     mesh().apply("alpha", &federation("beta"));

@@ -487,7 +487,7 @@ fn packets_are_cut_to_the_rate() {
             let to = address("web-0", is_v6);
             std::thread::sleep(FULL_AGAIN);
             let started = Instant::now();
-            // Beta sends ten times its limit, alpha sends less than that.
+            // Beta sends ten times its limit. Alpha has none, and sends twice beta's limit.
             let ((sent, answered), (alphas, alphas_answered)) = std::thread::scope(|scope| {
                 let beta = scope.spawn(move || echoes(BETA, to, 1000));
                 let alpha = scope.spawn(move || echoes(ALPHA, to, 200));

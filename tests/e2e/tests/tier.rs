@@ -331,7 +331,7 @@ fn planned_changes_break_no_session() {
     // Mechanisms by which the sessions survived: chains, and segments that TCP retransmitted.
     let spread = |what: &str| -> u64 {
         let label = format!("what=\"{what}\"");
-        ["gw-1", "gw-2", "gw-3", "gw-6"]
+        ["gw-1", "gw-2", "gw-3", "gw-6"] // The replicas of the clients' AZ in `tier.yaml`.
             .iter()
             .map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label]))
             .sum()
@@ -773,7 +773,7 @@ fn a_grey_failure_gets_no_new_session() {
 #[test]
 fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
-    // As many requests run at once as start in a second: a resolver queries the dead AZ's server
+    // More requests may run at once than start in a second: a resolver queries the dead AZ's server
     // first, and waits that long for it.
     let loads = [MESHED, PROXYLESS].map(|client| {
         (

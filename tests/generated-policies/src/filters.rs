@@ -27,6 +27,7 @@ const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
 pub(crate) fn of_http_backend(
     backend_ref: impl Strategy<Value = BackendRef> + Clone,
 ) -> impl Strategy<Value = RouteBackendRef<HttpRouteFilter>> {
+    // A wildcard is not a host that a request can be rewritten to.
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     let filters = (
         backend_ref.clone(),
@@ -282,6 +283,7 @@ pub(crate) fn answer_of_virtual_service()
     });
     let redirect = (
         option::of(uri),
+        // The hosts without a wildcard.
         option::of(words(&HOSTS[..3])),
         port,
         option::of(words(&["http", "https"])),

@@ -539,8 +539,8 @@ fn unknown_peers_are_refused_by_name() {
         ),
         "{refused:?}"
     );
-    // Records of one byte each, whose message never ends. Their 72 kB exceed HANDSHAKE_BYTES_MAX,
-    // and other records within a message are forbidden too (RFC 8446 §5.1).
+    // Records of one byte, with other records between them, which RFC 8446 §5.1 forbids within a
+    // message. Their 72 kB exceed HANDSHAKE_BYTES_MAX too.
     let mut handshake = server();
     let trickle = [&[22, 3, 1, 0, 1, 0][..], &[20, 3, 3, 0, 1, 1]]
         .concat()
