@@ -39,7 +39,7 @@ async fn garbage_costs_one_request_or_one_channel() {
     fixture.provisioned().await;
     let good = fixture.channel(NODE).await;
     let bad = fixture.channel(NODE).await;
-    // Frames whose bodies have no meaning.
+    // Frames whose bodies have no meaning, with IDs that no other request of the test has.
     // An unknown kind, a length beyond the body, a Ping with a body, and a response instead of a
     // request.
     for (id, body) in [
@@ -513,7 +513,7 @@ async fn configured_shares_apply_when_they_arrive() {
     }
     assert_eq!(
         fixture.value("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"),
-        // No share of this kind is configured any more, so the default applies.
+        // No share of this kind is configured any more, so the default applies: a tenth of 10,000.
         1000.0
     );
 }

@@ -542,7 +542,7 @@ fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
     assert_eq!(
         failed.keys().collect::<Vec<_>>(),
         ["to-nowhere"],
-        "and the others are guarded"
+        "only the interface that does not exist"
     );
     drop(first);
     assert!(

@@ -126,6 +126,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let lab = Lab::new();
     let pod_guard = guard(&lab);
     set(&lab, &pod_guard, OutsidePackets::Watch, &[]);
+    // TCP is not among these, because the guard passes it to the capture's rules.
     for (kind, reason) in [
         ("udp", "udp"),
         ("echo", "icmp"),

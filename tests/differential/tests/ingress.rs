@@ -145,6 +145,7 @@ pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
             let kind = draw.of(&["Exact", "PathPrefix"]);
             let path = draw.of(&PATHS);
             let condition = match draw.of(&["service: one", "service: one, method: two", ""]) {
+                // Only a GRPCRoute matches by service and method.
                 _ if !is_grpc => format!("path: {{type: {kind}, value: {path}}}"),
                 &"" => String::new(),
                 names => format!("method: {{{names}}}"),

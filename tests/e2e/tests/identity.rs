@@ -401,6 +401,7 @@ fn the_revoked_are_out_at_once() {
     const BEFORE: Duration = Duration::from_secs(3);
     let sessions = |pod: &str, count: &str, lasts: Duration| {
         let lasts = lasts.as_secs_f64().to_string();
+        // This test runs in the timing tier only, so the sessions last for fixed times.
         mesh().spawn(
             pod,
             &[
@@ -414,7 +415,6 @@ fn the_revoked_are_out_at_once() {
                 "-d",
                 &lasts,
             ],
-            // This test runs in the timing tier only, so the sessions last for fixed times.
         )
     };
     until(

@@ -271,7 +271,7 @@ fn the_secrets_are_those_of_the_connection() {
     assert_eq!(
         done.client_traffic[48..80],
         label(&done.client_traffic[..48], b"key", 32),
-        "it is there, expanded"
+        "the key is behind the secret"
     );
     assert_eq!(done.client_traffic[80..], iv);
     let mut body = record[5..].to_vec();

@@ -220,6 +220,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         "a removal is one more call"
     );
 
+    // This brings generation 8.
     trace_a_panic_to_its_tenant(&mut stream, &subscriber).await;
 
     let nack = stream
