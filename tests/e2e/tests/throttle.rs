@@ -389,7 +389,7 @@ fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     u64::from(sent)
 }
 
-/// A flood through every replica's token buckets gets exactly the whole limit.
+/// A flood through every replica's token buckets gets the whole limit, and no more.
 #[test]
 fn packets_of_many_flows_get_the_whole_limit() {
     let mesh = mesh();
