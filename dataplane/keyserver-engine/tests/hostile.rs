@@ -256,7 +256,7 @@ async fn expired_operations_are_dropped() {
         start_call(&rsa, sign(SLOW, 0x0804, 5_000)).next().await,
         ServerReply::Signature(_)
     ));
-    // So many RSA signatures take far longer than their deadline of 80 ms.
+    // So many RSA signatures, within the tenant's share, take far longer than their deadline.
     let mut calls: Vec<_> = (0..1500)
         .map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80)))
         .collect();
