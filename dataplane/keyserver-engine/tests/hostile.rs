@@ -260,7 +260,7 @@ async fn expired_operations_are_dropped() {
     let mut calls: Vec<_> = (0..1500)
         .map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80)))
         .collect();
-    let (mut signed, mut late) = (1, 0);
+    let (mut signed, mut late) = (1, 0); // The first request was signed above.
     for call in &mut calls {
         match call.next().await {
             ServerReply::Signature(_) => signed += 1,

@@ -205,6 +205,7 @@ async fn a_requester_whose_certificate_is_revoked_is_cut_off_at_once() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let infra = &fixture.authorities.infra;
+    // 5 is the serial number by which the intermediate is revoked below.
     let stolen = infra.intermediate("what was stolen is below it", 5);
     let theirs = Channel::connect(fixture.address, &stolen, NODE)
         .await

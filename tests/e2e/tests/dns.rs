@@ -124,7 +124,7 @@ fn names_are_a_tenants_own() {
     );
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
     // Names of other namespaces and suffixes of the cluster's domain do not exist; other domains
-    // are refused.
+    // are refused, of which `secret.other.` could be one.
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
         (beta, secret, "Non-Existent Domain"),

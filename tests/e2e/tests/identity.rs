@@ -718,7 +718,7 @@ fn bad_chains_are_refused_by_name() {
     };
     // The mesh must be up before the CA's files change.
     mesh();
-    // Beta's CA is in files, and its CRL is one of them.
+    // Beta's CA is in files, and its CRL is one of them; 1 is the number of the CRL.
     files().write(ours, Some(&ours.revoke(&[77], 1)));
     let cases = bad_chains(ours, &good, &revoked);
     let pod = mesh().address("beta/default/web-0");
