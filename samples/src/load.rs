@@ -177,6 +177,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
         bail!("--rate must be more than 0");
     }
     let duration = match (args.duration, args.count) {
+        // With a count too, the limit that is reached first ends the run.
         (Some(seconds), _) => {
             Duration::try_from_secs_f64(seconds).context("--duration is not a number of seconds")?
         }

@@ -214,7 +214,7 @@ impl FakeController {
         let (observed, observations) = mpsc::channel(16);
         let refuse: FakeIssueFn = Box::new(|_| Err(Status::unavailable("the test issues nothing")));
         let issue = Arc::new(Mutex::new(refuse));
-        // `most` counts certificate requests at once, for tests of limits.
+        // `most` is the largest number of certificate requests at once, for tests of limits.
         let (most, reports) = (Arc::new(AtomicUsize::new(0)), FakeFleetService::default());
         let ca = FakeCa {
             issue: issue.clone(),

@@ -185,6 +185,7 @@ impl Inner {
         );
         self.requests.fetch_add(is_operation.into(), Relaxed);
         match (behavior, is_operation) {
+            // A mute server does not even answer PINGs.
             (FakeBehavior::Mute, _) => return,
             // A slow server still answers PINGs, so that clients see that it lives.
             // `Abandon` has no answer that could be late.

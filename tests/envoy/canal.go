@@ -278,6 +278,7 @@ func writeWorld(o *options, all *suite, records string) (string, error) {
 	if err := os.WriteFile(filepath.Join(o.scratch, "shared.yaml"), []byte(strings.Join(shared, "---\n")), 0o644); err != nil {
 		return "", err
 	}
+	// The VNIs and ranges of the two tenants only have to differ.
 	text, err := yaml.Marshal(object{
 		"world":      "envoy",
 		"azs":        []string{"az1"},

@@ -127,7 +127,7 @@ func observeOne(o *options, one *testCase, records string) (observation, error) 
 	}
 	all, err := waitForCopies(one, records)
 	seen.Records = recordsOf(one, all)
-	// Killed too, as Envoy has nothing to finish.
+	// Envoy is killed, because it has nothing to finish.
 	_ = process.Process.Kill()
 	<-ended
 	return seen, err

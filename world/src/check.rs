@@ -377,6 +377,7 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
                 format!("gateway {:?} has no `backend`", gateway.name),
                 "add `backend: …`",
             ),
+            // Settings that would be ignored are mistakes, because their author expects an effect.
             (None, false) if gateway.receive_cores > 0 => {
                 findings.add(
                     gateway.spot,
@@ -384,7 +385,6 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
                     "remove it, or add `edges`",
                 );
             }
-            // Settings that would be ignored are mistakes, because their author expects an effect.
             (Some(_), false) => findings.add(
                 gateway.spot,
                 "`backend` has no effect without edges",

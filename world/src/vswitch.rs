@@ -137,7 +137,7 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
         ),
         format!("ip daddr {PROVIDERS} meta l4proto udp counter name refused_provider drop"),
     ];
-    // A tenant's key server may dial the controller, and no other host.
+    // A tenant's key server may dial only what a rule above accepts.
     let servers = (!server_devices.is_empty()).then(|| {
         let dialled = format!(
             "iifname {{ {server_devices} }} tcp flags & (syn | ack) == syn counter name refused_provider drop"

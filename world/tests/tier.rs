@@ -318,7 +318,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
                 ..RefusedPackets::default()
             },
         ),
-        // `torn` fragments the packet before its VNI, and each fragment is refused.
+        // `torn` sends two fragments, the first of which ends before the VNI; each is refused.
         (
             "a VNI behind the fold",
             format!(
@@ -723,7 +723,7 @@ fn the_tiers_input_files_are_written() {
     assert!(!inside("beta/free-1", "/etc/hosts").contains("web"));
     assert!(
         inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"),
-        "captured pods have names as ever"
+        "captured pods find services in their files"
     );
     assert!(!inside("beta/client-0", "/etc/resolv.conf").contains("nameserver"));
     assert_eq!(
@@ -789,7 +789,7 @@ fn a_link_can_be_narrow() {
     );
     world
         .add_gateway("gw-1c", "az2", "b1")
-        .expect("as the others of its backend");
+        .expect("like the first of its backend");
     assert!(
         client_output(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"])
             .expect("a link")

@@ -241,6 +241,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             Err(KeyServerFailure::Malformed),
         ),
         (
+            // A length of 1, where the request's ID and the kind alone have 9 bytes.
             "a frame too short",
             vec![0, 0, 0, 1, 0],
             Err(KeyServerFailure::Malformed),

@@ -162,7 +162,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
     };
     feed_peer(&mut client, &bytes);
     let flight = flight(&mut client);
-    // The flight starts with a change of cipher spec, a record without content.
+    // The flight starts with a change of cipher spec: a head of five bytes and one of content.
     let spec = 6;
     assert_eq!(&flight[..5], &[20, 3, 3, 0, 1]);
     channel.send_request(
@@ -201,7 +201,7 @@ type PeerCase<'a> = (
 
 const BETA_PEER: &str = "spiffe://beta.example/ns/shop/sa/peer";
 
-/// Returns peers that a node of alpha must refuse. `ca` is alpha's, and `foreign` nobody's.
+/// Returns peers that a node of alpha must refuse. `ca` is alpha's, and `foreign` is no tenant's.
 fn refused_peers<'a>(
     ca: &'a TestCa,
     beta_ca: &'a TestCa,

@@ -39,7 +39,7 @@ async fn garbage_costs_one_request_or_one_channel() {
     fixture.provisioned().await;
     let good = fixture.channel(NODE).await;
     let bad = fixture.channel(NODE).await;
-    // Frames whose bodies have no meaning.
+    // Frames whose bodies have no meaning, with IDs that no other request of the test has.
     // An unknown kind, a length beyond the body, a Ping with a body, and a response instead of a
     // request.
     for (id, body) in [
@@ -73,7 +73,8 @@ async fn garbage_costs_one_request_or_one_channel() {
     // Abandon of an unknown id is no error: the response may have been sent already.
     bad.send_request(88_888, &KeyRequest::Abandon);
     assert!(bad.lives().await);
-    // Bytes that are no frame end the channel, and its requests in progress.
+    // Bytes that are no frame end the channel, and its requests in progress. Their lengths are too
+    // large, or 0, which is less than a request's ID and kind have.
     for bytes in [
         vec![0xff; 64],
         vec![0; 64],
@@ -197,7 +198,7 @@ async fn a_flood_delays_only_its_own_tenant() {
         tasks.push(tokio::spawn(async move {
             let mut refused = 0;
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                // More than the tenant's share at once.
+                // More than the tenant's share at once, and less than the requester's quota.
                 let mut calls: Vec<_> = (0..2000)
                     .map(|_| start_call(&channel, sign(id, scheme, 0)))
                     .collect();
@@ -255,11 +256,11 @@ async fn expired_operations_are_dropped() {
         start_call(&rsa, sign(SLOW, 0x0804, 5_000)).next().await,
         ServerReply::Signature(_)
     ));
-    // So many RSA signatures take far longer than their deadline of 80 ms.
+    // So many RSA signatures, within the tenant's share, take far longer than their deadline.
     let mut calls: Vec<_> = (0..1500)
         .map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80)))
         .collect();
-    let (mut signed, mut late) = (1, 0);
+    let (mut signed, mut late) = (1, 0); // The first request was signed above.
     for call in &mut calls {
         match call.next().await {
             ServerReply::Signature(_) => signed += 1,
@@ -506,13 +507,13 @@ async fn configured_shares_apply_when_they_arrive() {
     );
     // A larger share, while the gateway has requests in progress.
     publish_shares(&[(ShareKind::KeyServerRequests, "50%")]);
-    // Half of the quota of 32.
+    // Half of the quota of 32. Two of these 16 handshakes are in progress already.
     for n in 2..16 {
         assert!(begun().await.0, "{n}");
     }
     assert_eq!(
         fixture.value("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"),
-        // No share of this kind is configured any more, so the default applies.
+        // No share of this kind is configured any more, so the default applies: a tenth of 10,000.
         1000.0
     );
 }

@@ -205,6 +205,7 @@ async fn a_requester_whose_certificate_is_revoked_is_cut_off_at_once() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let infra = &fixture.authorities.infra;
+    // 5 is the serial number by which the intermediate is revoked below.
     let stolen = infra.intermediate("what was stolen is below it", 5);
     let theirs = Channel::connect(fixture.address, &stolen, NODE)
         .await
@@ -498,7 +499,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
         crowd().len() == CERTIFICATE_REQUESTS_MAX
     })
     .await;
-    // Any name of the crowd will do.
+    // Any name of the crowd will do whose certificate is not requested yet.
     let mut call = channel.begin(&names[39], HandshakeRole::Client, &[PEER], 0);
     until("the request", || {
         fixture.value("canal_key_requests_in_flight") == 1.0

@@ -131,7 +131,7 @@ fn clients_are_seen(setup: &NodeSetup) {
     assert_eq!(
         ip(V4, &gateway, &[of_front]),
         Ok("192.0.2.1".into()),
-        "a client without a name"
+        "a client without an address: the gateway"
     );
     assert_eq!(
         ip(
@@ -153,7 +153,7 @@ fn clients_are_seen(setup: &NodeSetup) {
         Ok(POD_V4.into()),
         "the pod is its own client"
     );
-    // A port that is in use, or that only root may use, is replaced by a random one.
+    // A port that only root may use is replaced by a random one. Root's ports end at 1023.
     let low = connect_and_report(
         &fixture,
         V4,

@@ -344,6 +344,7 @@ fn a_tunnel_opens_after_the_application_accepts_with_its_baggage() {
             "k8s.cluster.name=c1,k8s.namespace.name=b,k8s.pod.name=app-0,service.name=app,service.version=v1,cloud.availability_zone=az1"
         );
         let (mut s, from) = app.accept().unwrap();
+        // The test's gateway connects from the pod's own namespace.
         assert_eq!(from.ip().to_string(), POD_V4);
         t.send(b"hello", false);
         let mut got = [0; 5];

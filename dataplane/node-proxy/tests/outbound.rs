@@ -785,7 +785,7 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
             far.connections.load(Relaxed)
         ),
         (0, 1),
-        "circuit breaker open: not tried"
+        "the closed AZ is not tried"
     );
     drop(fixture);
 

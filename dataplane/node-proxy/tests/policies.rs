@@ -384,8 +384,8 @@ fn federated_members_come_in_by_name_and_revoked_ones_go() {
     );
     assert_eq!(connect_with(&fixture, &pod(&fixture, OTHER), &[]), Ok(()));
     fixture.apply(&with(vec![only("friends", friend)], vec![]));
-    let (one, two) = (hello(7), hello(8));
     // Serial numbers, by which one of two certificates of the same peer is revoked.
+    let (one, two) = (hello(7), hello(8));
     let mut open = run_open(&fixture, &[(&one, &[]), (&two, &[])]);
     fixture.apply(&with(
         vec![only("friends", friend)],

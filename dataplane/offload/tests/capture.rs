@@ -526,7 +526,7 @@ fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
     assert_eq!(
         again.line(),
         format!("refused {}", 100 - 64),
-        "as many as were captured"
+        "as many pass as the proxy took"
     );
     crowd.kill();
     again.kill();

@@ -240,7 +240,7 @@ fn unknown_destinations_are_captured_and_changes_apply_at_once() {
         "the tenant is not known yet"
     );
     let deny = destinations(Some(OUTSIDE_MESH));
-    // Entries written and removed.
+    // Entries written and removed: five addresses and three ranges (`destinations`).
     assert_eq!(pod.update(&none, &deny), (8, 0));
     assert_eq!(pod.dial("10.96.0.9:80"), REFUSED);
     let mut more = deny.clone();

@@ -108,6 +108,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .put(&12, &table(0x71, [2, 1, 0, 0, 0, 0, 0, 0]))
         .unwrap();
     e.tables()
+        // The table of the other tenant.
         .put(&CROSSED, &table(0x71, [1, 0, 0, 0, 0, 0, 0, 0]))
         .unwrap();
     e.tables()
@@ -116,6 +117,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0]))
         .unwrap();
     e.tables()
+        // The replica map has no 7.
         .put(&UNKNOWN, &table(TENANT, [7, 0, 1, 0, 0, 0, 0, 0]))
         .unwrap();
     let mut spread = table(TENANT, [0; CHAIN]);

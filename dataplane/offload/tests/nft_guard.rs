@@ -126,6 +126,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let lab = Lab::new();
     let pod_guard = guard(&lab);
     set(&lab, &pod_guard, OutsidePackets::Watch, &[]);
+    // TCP is not among these, because the guard passes it to the capture's rules.
     for (kind, reason) in [
         ("udp", "udp"),
         ("echo", "icmp"),
@@ -152,8 +153,8 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     }
     // Three kinds to two targets: the pod's rules do not see frames.
     assert!(count(&lab, &pod_guard, "left_watched") >= 6);
-    // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard
-    // removed.
+    // The next process finds the pod's mode and counts. Then the guard stops the pod's packets, and
+    // is removed.
     drop(pod_guard);
     let next = guard(&lab);
     // Datagrams of UDP sockets and of frames, to two targets each.

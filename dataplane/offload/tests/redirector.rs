@@ -70,7 +70,7 @@ fn scene() -> RedirectorFixture {
         address: SELF.parse().unwrap(),
         number: 1,
         edge: EDGE.parse().unwrap(),
-        mtu: 1400,
+        mtu: 1400, // The cases of fragments compute their sizes from it.
         tunnel_port: 40_000,
         // With 0 each flow has its own source port, so that no frame depends on a choice of
         // tunnels.
@@ -495,6 +495,7 @@ fn only_sessions_of_the_kernel_are_owned() {
             let from_text = from.to_string();
             // A half-open request ends with its listener.
             if listening || !case.starts_with("request") {
+                // From the edge, and along the chain.
                 for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
                     // The program compares the acknowledgment only with half-open sessions; for
                     // others any number will do.

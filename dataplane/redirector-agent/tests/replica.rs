@@ -641,7 +641,7 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
         assert!(
             packets
                 .iter()
-                // One core may have a fifth more tunnels than the other, and sessions are not
+                // One core may have a fifth more tunnels than its share, and sessions are not
                 // equally many in each.
                 .all(|n| (0.7..=1.3).contains(&(*n as f64 / share))),
             "packets by core, within 30 % of {share}: {packets:?}"

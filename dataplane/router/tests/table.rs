@@ -172,6 +172,7 @@ fn element_prefixes() {
         &paths(&[("root", element("/"))]),
         &[("/", "root"), ("/x", "root"), ("//", "root")],
     );
+    // The target of `OPTIONS *` is no path (RFC 9112 §3.2.4), so not even `/` matches it.
     let star = RuleRequest {
         path: "*".into(),
         ..RuleRequest::default()

@@ -189,13 +189,13 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
             (path, Some(query))
         });
     let query_suffix = query.map(|query| format!("?{query}")).unwrap_or_default();
-    // `/` has no part less, and is not varied.
+    // `/` has no character less, and is not varied.
     let shorter = path
         .strip_suffix(|_: char| true)
         .filter(|shorter| !shorter.is_empty())
         .unwrap_or("/");
-    // A final slash, a part more, an empty segment, letter case and a part less each select another
-    // rule.
+    // A final slash, a character more, an element more, an empty element, letter case, and a
+    // character less may each select another rule.
     for other in [
         format!("{path}/"),
         format!("{path}x"),
@@ -207,7 +207,7 @@ fn build_variants(matching: &OracleRequest) -> Vec<OracleRequest> {
         push_variant(&|request| request.target = format!("{other}{query_suffix}"));
     }
     match query {
-        // An empty query, one without a name, and a repeated name select differently from no query.
+        // An empty query, a name without a value, and a repeated name may select differently.
         None => ["?", "?1", "?x-a=1&x-a=2"]
             .iter()
             .for_each(|asked| push_variant(&|request| request.target = format!("{path}{asked}"))),

@@ -154,6 +154,7 @@ impl Attributes for ReplicaAttributes<'_> {
     ) -> AttributeVisibility {
         let request = self.arrival.request.as_ref().filter(|_| !self.is_relayed);
         let value = match (attribute, request) {
+            // Attributes of the connection are known without a request.
             (Attribute::SourceAddress, _) => self.arrival.address.map(AttributeValue::Address),
             (Attribute::RemoteAddress, _) => self.remote_address().map(AttributeValue::Address),
             (Attribute::DestinationPort, _) => self.to.map(|to| AttributeValue::Port(to.port())),

@@ -99,6 +99,7 @@ pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
     // Gateways of one to five listeners on two ports and seven hosts conflict now and then.
     let listeners = 1 + draw.below(5);
     for n in 0..listeners {
+        // The third port has no listener, so that `compare` meets one without.
         let port = draw.of(&PORTS[..2]);
         let host = match draw.below(3) {
             0 => String::new(),
@@ -146,6 +147,7 @@ pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
             let kind = draw.of(&["Exact", "PathPrefix"]);
             let path = draw.of(&PATHS);
             let condition = match draw.of(&["service: one", "service: one, method: two", ""]) {
+                // Only a GRPCRoute matches by service and method.
                 _ if !is_grpc => format!("path: {{type: {kind}, value: {path}}}"),
                 &"" => String::new(),
                 names => format!("method: {{{names}}}"),
@@ -431,6 +433,7 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
          spec:\n  selector: {{istio: ingressgateway}}\n  servers:\n"
     );
     for n in 0..1 + draw.below(4) {
+        // As in `objects`, the third port stays without a server.
         let port = draw.of(&PORTS[..2]);
         let hosts: Vec<String> = (0..1 + draw.below(2))
             // Hosts of another namespace take no request here, and `*` takes all, so both are drawn

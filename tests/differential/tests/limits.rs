@@ -52,7 +52,7 @@ fn is_split(comparison: &RoutingComparison, request: &OracleRequest) -> bool {
     matches!(verdict, RoutingVerdict::Split { .. })
 }
 
-/// One pattern as a path and as a header, just within a limit and just beyond it.
+/// One pattern as a path and as a header, within a limit and beyond it.
 #[test]
 fn one_regular_expression() {
     let nested = |depth: usize, open: &str, close: &str| {
@@ -77,7 +77,7 @@ fn one_regular_expression() {
         ),
         ("length", long(REGEX_BYTES_MAX - 1), true),
         ("length", long(REGEX_BYTES_MAX + 1), false),
-        // Both are short and flat, so only the size of the automaton decides.
+        // Both are short and nest little, so only the size of the automaton decides.
         ("memory", "(abc|d[e-z]){400}".to_owned(), true),
         ("memory", "((abc|d[e-z]){200}){50}".to_owned(), false),
     ] {

@@ -142,7 +142,7 @@ fn requests() -> impl Strategy<Value = OracleHashedRequest> {
     });
     let query = vec(
         (select(vec!["user", "users", "x"]), option::of(value())),
-        // None, one, and two with the same name.
+        // None, one, or two, which may have the same name.
         0..3,
     );
     let query = query.prop_map(|pairs| {
@@ -154,7 +154,7 @@ fn requests() -> impl Strategy<Value = OracleHashedRequest> {
     });
     let client = any::<u8>().prop_map(|last| format!("10.1.9.{last}"));
     (
-        // None, one, and two with the same name.
+        // None, one, or two, which may have the same name.
         vec(header, 0..3),
         option::of(cookies),
         option::of(query),

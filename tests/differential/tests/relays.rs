@@ -25,6 +25,7 @@ pub(crate) fn objects(draw: &mut Draw, certificate: &str) -> String {
            spec:\n  gatewayClassName: canal\n  listeners:\n";
     let listeners = 1 + draw.below(5);
     for n in 0..listeners {
+        // The third port has no listener, so that connections meet one without.
         let port = draw.of(&PORTS[..2]);
         let host = match draw.below(4) {
             0 => String::new(),
@@ -106,7 +107,7 @@ pub(crate) fn served(
         },
         (other, _) => panic!("{other:?}"),
     };
-    // A port that passes nothing through knows no server name.
+    // A port that is relayed as plain TCP knows no server name.
     let host = match how {
         "plain" => "",
         _ => name.unwrap_or_default(),
@@ -231,6 +232,7 @@ pub(crate) fn istio_objects(draw: &mut Draw, certificate: &str) -> String {
         + "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
            spec:\n  selector: {istio: ingressgateway}\n  servers:\n";
     for n in 0..1 + draw.below(5) {
+        // As in `objects`, the third port stays without a server.
         let port = draw.of(&PORTS[..2]);
         let host = match draw.below(4) {
             0 => "*",

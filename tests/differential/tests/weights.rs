@@ -73,7 +73,7 @@ fn a_tenant_is_charged_at_least_the_size_of_its_route_tables() {
     let hosts: Vec<String> = (0..100).map(|n| format!("h{n}.example.com")).collect();
     let hosts = format!("  hostnames: [{}]\n", hosts.join(", "));
     let exact = |n: usize| format!("path: {{type: Exact, value: /{n}}}");
-    // Paths of a thousand segments, near the limit of 4 KiB of a text.
+    // Paths of a thousand segments have 2,000 bytes, half of what a text may have.
     let segments = |n: usize| format!("path: {{value: '{}/{n}'}}", "/a".repeat(1000));
     let regex = |n: usize| format!("path: {{type: RegularExpression, value: '/api/v{n}/[^/]+'}}");
     let large = |n: usize| format!("path: {{type: RegularExpression, value: '[ab]{{2000}}{n}'}}");
@@ -85,7 +85,7 @@ fn a_tenant_is_charged_at_least_the_size_of_its_route_tables() {
             "v".repeat(1000)
         )
     };
-    // Fewer rules where each is larger: all cases build tables of a similar size.
+    // Fewer rules where each is larger. Nobody derived the numbers.
     for (what, text) in [
         ("exact paths", rules(500, &exact)),
         ("long paths", rules(200, &segments)),

@@ -70,12 +70,12 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::ClientOutcome {
 /// and the load counts which half answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
-    // The load runs for this long and is started again until all changes are made.
+    // Of one load in the timing tier, which is started again until all changes are made.
     const SECONDS: u64 = 20;
     // At twenty changes a second (the 49 s below) ten requests fall between two of them.
     const RATE: u64 = 200;
-    // A thousand changes take 49 s, unoptimized and beside other tests (docs/performance.md); five
-    // times that shows that something is wrong.
+    // A thousand changes take 49 s, unoptimized and beside other tests (docs/performance.md); about
+    // five times that shows that something is wrong.
     const CHANGED_WITHIN: Duration = Duration::from_secs(240);
     let wanted = if is_timed() { 1000 } else { 40 };
     let mesh = mesh();

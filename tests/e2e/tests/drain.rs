@@ -62,11 +62,11 @@ fn a_drained_replica_ends_with_no_sessions() {
         until(
             deadline(SETTLED_WITHIN),
             &format!("{client} reaches every service"),
-            // Each tenant has four services (`tier.yaml`).
+            // Each tenant has four services of HTTP (`tier.yaml`).
             || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
         );
     }
-    // The four services of each tenant.
+    // The four services of HTTP of each tenant.
     let urls: Vec<String> = (0..4).map(url).collect();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let load = |more: &[&'static str]| -> Vec<&str> {

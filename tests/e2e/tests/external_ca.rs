@@ -146,8 +146,8 @@ fn another_process_signs() {
         .find(|pod| pod.name == "client")
         .expect("alpha has a client")
         .clone();
-    (guest.name, guest.service_account) = ("guest".into(), "guest".into());
     // A service account of its own, because an identity that exists has a certificate already.
+    (guest.name, guest.service_account) = ("guest".into(), "guest".into());
     mesh.world.add_pod("alpha", &guest).unwrap();
     let refused = || {
         mesh.counted(
@@ -171,6 +171,6 @@ fn another_process_signs() {
     assert_eq!(
         mesh.code(CLIENT, "http://10.101.0.10/headers", &[]),
         200,
-        "clients with certificates were served all the time"
+        "a client that had a certificate is still served"
     );
 }

@@ -401,6 +401,7 @@ fn the_revoked_are_out_at_once() {
     const BEFORE: Duration = Duration::from_secs(3);
     let sessions = |pod: &str, count: &str, lasts: Duration| {
         let lasts = lasts.as_secs_f64().to_string();
+        // This test runs in the timing tier only, so the sessions last for fixed times.
         mesh().spawn(
             pod,
             &[
@@ -414,7 +415,6 @@ fn the_revoked_are_out_at_once() {
                 "-d",
                 &lasts,
             ],
-            // This test runs in the timing tier only, so the sessions last for fixed times.
         )
     };
     until(
@@ -567,14 +567,14 @@ fn federation_needs_both_and_a_policy() {
     };
     // A foreign trust domain is refused in the handshake as long as no federation exists.
     assert!(matches!(
-        closed("unauthenticated"),
+        closed("without a federation"),
         TunnelAttempt::Refused(_)
     ));
     mesh().apply("beta", &federation("alpha"));
     // Gives the change time to reach the data planes, because its effect must be none.
     std::thread::sleep(Duration::from_secs(1));
     assert!(matches!(
-        closed("beta alone wishes it"),
+        closed("beta alone declares it"),
         TunnelAttempt::Refused(_)
     ));
     mesh().apply("alpha", &federation("beta"));
@@ -718,7 +718,7 @@ fn bad_chains_are_refused_by_name() {
     };
     // The mesh must be up before the CA's files change.
     mesh();
-    // Beta's CA is in files, and its CRL is one of them.
+    // Beta's CA is in files, and its CRL is one of them; 1 is the number of the CRL.
     files().write(ours, Some(&ours.revoke(&[77], 1)));
     let cases = bad_chains(ours, &good, &revoked);
     let pod = mesh().address("beta/default/web-0");

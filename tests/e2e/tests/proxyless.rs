@@ -66,7 +66,7 @@ fn setup() -> &'static ProxylessCase {
         write("tls/default.web-open.crt", &shop.chain);
         write("tls/default.web-open.key", &shop.key);
         write("tls/allow.yaml", ALLOWED);
-        // Alpha's keys are only in its own key server, and without it there is no fallback.
+        // Alpha's keys are only in key servers, and no local key takes their place.
         let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
             let keys = TenantKeysTopology {
                 location: TopologyKeyLocation::KeyServer,
@@ -293,7 +293,7 @@ fn clients_may_have_to_prove_themselves() {
     assert_eq!(
         ask(Some(&theirs))["ok"],
         false,
-        "a client of another trust domain is refused"
+        "a client with the right name of another CA is refused"
     );
     assert_eq!(
         ask(None)["ok"],

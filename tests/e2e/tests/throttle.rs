@@ -389,7 +389,7 @@ fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     u64::from(sent)
 }
 
-/// A flood through every replica's token buckets gets exactly the whole limit.
+/// A flood through every replica's token buckets gets the whole limit, and no more.
 #[test]
 fn packets_of_many_flows_get_the_whole_limit() {
     let mesh = mesh();
@@ -487,7 +487,7 @@ fn packets_are_cut_to_the_rate() {
             let to = address("web-0", is_v6);
             std::thread::sleep(FULL_AGAIN);
             let started = Instant::now();
-            // Beta sends ten times its limit, alpha sends less than that.
+            // Beta sends ten times its limit. Alpha has none, and sends twice beta's limit.
             let ((sent, answered), (alphas, alphas_answered)) = std::thread::scope(|scope| {
                 let beta = scope.spawn(move || echoes(BETA, to, 1000));
                 let alpha = scope.spawn(move || echoes(ALPHA, to, 200));

@@ -150,7 +150,7 @@ fn mesh() -> &'static Mesh {
             until(
                 deadline(SETTLED_WITHIN),
                 &format!("{client} reaches every service"),
-                // Each tenant has four services (`tier.yaml`).
+                // Each tenant has four services of HTTP (`tier.yaml`).
                 || (0..4).all(|n| answers(&mesh, client, n)),
             );
         }
@@ -331,7 +331,7 @@ fn planned_changes_break_no_session() {
     // Mechanisms by which the sessions survived: chains, and segments that TCP retransmitted.
     let spread = |what: &str| -> u64 {
         let label = format!("what=\"{what}\"");
-        ["gw-1", "gw-2", "gw-3", "gw-6"]
+        ["gw-1", "gw-2", "gw-3", "gw-6"] // The replicas of the clients' AZ in `tier.yaml`.
             .iter()
             .map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label]))
             .sum()
@@ -502,7 +502,7 @@ fn agents_restart_without_a_lost_session() {
     }
 }
 
-/// Runs loads on all services of both tenants while a whole backend fails; `end` fails one of its
+/// Runs loads on both tenants' HTTP services while a whole backend fails; `end` fails one of its
 /// hosts. On persistent connections at most `losses_max` requests are lost. New connections
 /// continue without a pause of a second. A client that starts a second later or more loses nothing.
 fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
@@ -520,7 +520,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let started = Instant::now();
     let mut loads = Vec::new();
     for client in [MESHED, PROXYLESS] {
-        // The four services of `tier.yaml`.
+        // The four services of HTTP of `tier.yaml`.
         for n in 0..4 {
             for (connections, extra, losses_max) in kinds {
                 let child = load(client, n, &[&common, extra].concat());
@@ -773,7 +773,7 @@ fn a_grey_failure_gets_no_new_session() {
 #[test]
 fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
-    // As many requests run at once as start in a second: a resolver queries the dead AZ's server
+    // More requests may run at once than start in a second: a resolver queries the dead AZ's server
     // first, and waits that long for it.
     let loads = [MESHED, PROXYLESS].map(|client| {
         (

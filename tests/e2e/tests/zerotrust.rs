@@ -645,8 +645,7 @@ fn a_change_of_policy_ends_open_connections() {
 }
 
 /// A datagram of a pod to a pod of another node, under `outboundTrafficPolicy: Deny`: it never
-/// leaves, its sender gets EPERM, the node counts it. The control is the same datagram from the
-/// receiver's own node, which only the receiver's guard stops.
+/// leaves, its sender gets EPERM, the node counts it.
 #[test]
 fn a_datagram_to_another_nodes_pod_does_not_arrive() {
     const SERVER: &str = "alpha/default/web-0";

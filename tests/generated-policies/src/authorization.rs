@@ -193,7 +193,7 @@ fn selector() -> impl Strategy<Value = Option<WorkloadSelector>> {
 }
 
 fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpec)> {
-    // Allow and Deny decide requests, so they are frequent; Audit only reports.
+    // Allow and Deny decide requests, so they are frequent; an Audit that is whole only reports.
     let action = prop_oneof![
         6 => Just(PolicyAction::Allow),
         4 => Just(PolicyAction::Deny),

@@ -251,7 +251,7 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
 fn malformed_begins() -> Vec<FrameCase> {
     // Counts and the lengths of names have two bytes, in network order.
     let id = encoded_identity();
-    // The protocol's length has one byte, so the encoding is written by hand.
+    // The encoder refuses 256 bytes of a protocol, so the encoding is written by hand.
     let begin_frame = |body: &[&[u8]]| frame_of_kind(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
     vec![

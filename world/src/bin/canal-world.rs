@@ -30,7 +30,7 @@ fn run(words: &[&str]) -> Result<ExitCode, String> {
             println!("up {}", world.name());
             // A test kills this process, to see that the world disappears with its owner.
             // If the test itself dies, the world ends after this time.
-            // It is forty times the `STEP_TIMEOUT` of such a test.
+            // It is thirty times the `STEP_TIMEOUT` of such a test.
             std::thread::sleep(Duration::from_secs(600));
         }
         ["down", name] => World::down_by_name(name).map_err(text)?,

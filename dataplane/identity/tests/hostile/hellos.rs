@@ -804,7 +804,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             "an encrypted hello that cannot be decrypted",
             |h| {
                 h.with(
-                    ENCRYPTED_HELLO,
+                    ENCRYPTED_HELLO, // Outer, KDF 1, AEAD 1, any ID; a key and a payload.
                     &[&[0, 0, 1, 0, 1, 9][..], &vec16(&[8; 32]), &vec16(&[7; 100])].concat(),
                 )
             },

@@ -305,7 +305,8 @@ fn any_change_of_a_whole_handshake() {
     // Half of the changes are at a record's edge or in its header, where the state machines are.
     let edges = |stream: &[u8]| {
         (0..stream.len())
-            // Five bytes are the record's header, and four that of the first message in it.
+            // Five bytes are the record's header, four that of the first message, and byte 9 is the
+            // first of its content.
             .filter(|at| offset_in_record(stream, *at) <= 9)
             .collect::<Vec<_>>()
     };

@@ -77,6 +77,7 @@ fn slow_handshakes_time_out() {
         async |io, s| trickle(io, first(s), Duration::from_secs(9)).await,
     );
     check(
+        // The first flight alone does not end the handshake, and nothing follows it.
         "a byte every tenth of a second",
         64 << 10,
         HandshakeFailure::Timeout,

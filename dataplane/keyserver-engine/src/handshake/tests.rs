@@ -271,7 +271,7 @@ fn the_secrets_are_those_of_the_connection() {
     assert_eq!(
         done.client_traffic[48..80],
         label(&done.client_traffic[..48], b"key", 32),
-        "it is there, expanded"
+        "the key is behind the secret"
     );
     assert_eq!(done.client_traffic[80..], iv);
     let mut body = record[5..].to_vec();
@@ -539,8 +539,8 @@ fn unknown_peers_are_refused_by_name() {
         ),
         "{refused:?}"
     );
-    // Records of one byte each, whose message never ends. Their 72 kB exceed HANDSHAKE_BYTES_MAX,
-    // and other records within a message are forbidden too (RFC 8446 §5.1).
+    // Records of one byte, with other records between them, which RFC 8446 §5.1 forbids within a
+    // message. Their 72 kB exceed HANDSHAKE_BYTES_MAX too.
     let mut handshake = server();
     let trickle = [&[22, 3, 1, 0, 1, 0][..], &[20, 3, 3, 0, 1, 1]]
         .concat()

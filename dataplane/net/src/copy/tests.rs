@@ -74,7 +74,7 @@ async fn urgent_bytes_keep_their_position_and_do_not_block() {
 #[tokio::test]
 async fn both_directions_are_exact_counted_and_end_separately() {
     let ((mut client, near), (far, mut server)) = (pair().await, pair().await);
-    // More than the buffer's last step of growth (`GROW_AT`).
+    // 20 MiB are more than the last step of the buffer's growth, 10 MiB (`GROW_AT`).
     let (r, total) = (Registry::new(), 20 << 20);
     let family = r.counters(MetricFamily::new("bytes_total", "Bytes.", &["way"]));
     let shard = r.shard();

@@ -278,7 +278,7 @@ async fn options_reach_the_socket() {
     assert_eq!(
         (s.tcp_nodelay().unwrap(), s.keepalive().unwrap()),
         (true, true),
-        "and all else"
+        "accepted connections have the other options too"
     );
     assert_eq!(keepalive(&s), KEEPALIVE);
 
@@ -289,7 +289,7 @@ async fn options_reach_the_socket() {
     let near = connect(Some(&pod.netns), address, &local).await.unwrap();
     assert!(
         near.peer_addr().is_ok(),
-        "a connected socket is returned without a wait"
+        "a local connect returns a connected socket"
     );
     let s = SockRef::from(&near);
     assert_eq!(

@@ -762,7 +762,7 @@ fn plaintext_is_accepted_on_all_ports_except_the_proxys() {
     assert_eq!(
         probed("10.1.1.2:80"),
         Ok(ConnectionSource::Node),
-        "what the node's own processes may not is nothing"
+        "a probe of the node needs no policies"
     );
     assert_eq!(
         probed("10.1.1.2:15001").map_err(|no| no.refusal),

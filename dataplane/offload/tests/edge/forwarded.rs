@@ -112,6 +112,7 @@ pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
     let answer = tcp(SVC, POD, ACK, b"answer");
     let answer6 = udp(SVC6, POD6, b"answer");
     // An error of 28 bytes quotes an IPv4 header and the 8 bytes behind it, the minimum of RFC 792.
+    // One of 1000 quotes the whole packet.
     let cut = udp("10.9.0.1:53", POD, &[0; 600]);
     vec![
         (

@@ -78,7 +78,8 @@ fn over_ipv6() -> Vec<DirectFrame> {
         |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
     // Next headers: 0 is hop-by-hop options, 17 UDP, 43 routing, 44 fragment, 58 ICMPv6, and 60
     // destination options.
-    // Each header below is 8 bytes: the next header, a length of 0, and PadN over the rest.
+    // The header has 8 bytes: the next header, a length of 0, and PadN over the rest. A routing
+    // header of these bytes has type 1 and 4 segments left.
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
     // The program parses four extension headers at most.
     let many: Vec<u8> = (0..5)
@@ -137,6 +138,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
         ),
         (
             "a multicast listener report",
+            // Option 5 is a router alert; 143 is the report (RFC 3810).
             behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]),
             PASSED,
             "passed",

@@ -161,6 +161,7 @@ fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
         let joined = lines.join(",");
         match &condition.value {
             TextMatch::Not(unwanted) if **unwanted == TextMatch::Present => lines.is_empty(),
+            // Each line alone and all joined: a second line must not hide the first.
             TextMatch::Not(unwanted) => {
                 let mut texts = lines.into_iter().chain([joined.as_str()]);
                 !texts.any(|text| text_holds(unwanted, text))

@@ -220,6 +220,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         "a removal is one more call"
     );
 
+    // This brings generation 8.
     trace_a_panic_to_its_tenant(&mut stream, &subscriber).await;
 
     let nack = stream
@@ -495,7 +496,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let snapshot = fixture.snapshot();
     let (_folder, mut trigger) = fixture.only_subscriber();
     let start = std::time::Instant::now();
-    // The drain is never forced; the second time is the pause that it may take to finish.
+    // 10 s are far more than a write takes, so the drain is not forced.
     trigger.drain(ms(10_000));
     // The state is on disk when the drain ends, so only the tasks' end is left.
     assert!(trigger.finished(ms(100)).await);

@@ -294,7 +294,7 @@ proptest! {
 /// refused by name is named once.
 #[test]
 fn one_bad_tenant_of_many_is_found_by_bisection() {
-    // Many times more than the calls that the bisection may take.
+    // Several times more than the 14 calls that the bisection may take.
     const TENANTS: u32 = 64;
     let all: Vec<_> = (0..TENANTS)
         .map(|n| tenant(&format!("t{n:02}"), n + 1))

@@ -12,7 +12,7 @@ use super::fixture::{SubscriptionFixture, response, service, tenant, until};
 async fn shares_and_omitted_resources_are_reported_and_stored() {
     let fixture = SubscriptionFixture::new();
     let kind = ShareKind::GatewayConnections;
-    // Any capacity; what matters are the 7 and later 8 units in use.
+    // A capacity of which alpha's share admits the 7 and later 8 units in use.
     let limit = TenantLimit::new(TenantLimitConfig {
         kind,
         capacity: 100,

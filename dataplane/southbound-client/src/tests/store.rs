@@ -117,7 +117,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         0,
         "nothing of the old store is claimed"
     );
-    until("the update is delivered", || {
+    until("the other store is reported", || {
         subscriber.status().other_store == text(NEW)
     })
     .await;

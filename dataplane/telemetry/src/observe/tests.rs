@@ -226,6 +226,7 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
             3,
             Subject::Metrics,
             "",
+            // Everything is asked for; the text that lacks is one that no series has.
             "canal_other_total{reason=\"x\"} 1\n",
             "tenant=\"gamma\"",
         ),

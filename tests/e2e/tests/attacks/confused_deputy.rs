@@ -136,7 +136,8 @@ fn mirrored(setup: &AttackWorld) -> AttackOutcome {
 
 /// Objects for pods that do not exist: the gateway would dial the addresses in them.
 fn endpoints() -> Vec<Attack> {
-    // No other Service has the address 10.101.0.95.
+    // No other Service has the address 10.101.0.95. On beta-n3 runs no node proxy, so a gateway
+    // would dial the address itself.
     let trap = |address: &str, port: u16| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: trap, namespace: default}}\n\

@@ -260,7 +260,7 @@ fn foreign_certificates() -> Vec<Attack> {
         )
         .counted("controller", CERTIFICATES, &[reason])
     };
-    // Each refusal has its own reason, so that no attack is refused by accident.
+    // Each attack names the reason of its refusal, so that none is refused by accident.
     vec![
         asks(
             "a certificate of alpha's",
@@ -559,8 +559,8 @@ fn operators() -> Vec<Attack> {
     ]
 }
 
-/// The pages that beta can read do not name alpha at all, not even in a counter. The control of
-/// each is the page of a process that serves alpha.
+/// The pages that beta can read do not name alpha at all, not even in a counter. The control of the
+/// overview is that it names beta; that of each other page is one of a process that serves alpha.
 fn readable_pages() -> Vec<Attack> {
     let overview = |s: &AttackWorld, name: &str| {
         let output = beta_operator(s).overview();

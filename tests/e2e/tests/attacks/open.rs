@@ -67,7 +67,7 @@ fn at_the_edge() -> Vec<Attack> {
     // The counter's label says which check refused the frame.
     let at = |attack: Attack, what| attack.counted("edge", "canal_edge_packets_total", &[what]);
     // A source is unknown if its host is no node of the VNI's tenant, and forged if the inner
-    // source is another node's.
+    // source is no pod of that node.
     let unknown_source = "what=\"drop_unknown_source\"";
     let forged = "what=\"drop_forged\"";
     let address = "what=\"drop_address\"";

@@ -58,7 +58,7 @@ fn names() -> Vec<Attack> {
             },
             alphas,
         ),
-        // A proxy and an application could each believe another Host, so both must be refused.
+        // A proxy and an application could each believe another Host, so the gateway must refuse.
         Attack::new(
             "two Hosts",
             |s| {
@@ -74,7 +74,7 @@ fn names() -> Vec<Attack> {
 
 /// Headers with which a client claims to be another.
 fn claims() -> Vec<Attack> {
-    // A forged header must not even be refused: the policy denies the client by its certificate.
+    // A forged header changes nothing: the policy denies the client by its certificate.
     let denied = |attack: Attack| {
         attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
     };

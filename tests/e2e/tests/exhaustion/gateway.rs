@@ -104,6 +104,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
     cases.push(streams("tunnels with half a request", 20, 100, 20));
     // 4 MiB exceed a stream's window, so that it stays full.
     cases.push(streams("tunnels whose windows are full", 20, 50, 4 << 20));
+    // The same over fewer connections. Nobody derived their number.
     cases.push(streams(
         "tunnels to an application that does not read",
         8,

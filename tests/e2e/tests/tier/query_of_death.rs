@@ -89,6 +89,7 @@ impl QueryOfDeath<'_> {
             .into_iter()
             .any(|plan| is_twin(plan, name, died));
         let (losses_max, gap_max) = match (is_twin, is_beside) {
+            // First, because a twin shares replicas too, and may lose more.
             (true, _) => (TWIN_LOSSES_MAX, TWIN_GAP_MAX),
             (_, true) => ((*deaths).min(BESIDE_LOSSES_MAX), GAP_MAX),
             (_, false) => (0, GAP_MAX),
