@@ -119,6 +119,8 @@ fn close_beyond_limit(
     report: &mut DiagnosticCollector,
 ) {
     let mut left = HOST_MATCHES_PER_TENANT_MAX;
+    // The limit that the first closed listener exceeds, which closes the later ones too.
+    let mut exceeded: Option<String> = None;
     for gateway in gateways {
         let mut weights: BTreeMap<RouteObject, RouteSize> = BTreeMap::new();
         for rule in gateway.routes.rules() {
@@ -152,7 +154,7 @@ fn close_beyond_limit(
                 left = rest;
                 continue;
             }
-            let problem = match rest {
+            let problem = exceeded.get_or_insert_with(|| match rest {
                 None => format!(
                     "with its hosts the tenant's listeners have more than {HOST_MATCHES_PER_TENANT_MAX} matches of routes"
                 ),
@@ -160,7 +162,7 @@ fn close_beyond_limit(
                     "with its hosts the tenant's route tables exceed its share (routeTableBytes)"
                         .to_owned()
                 }
-            };
+            });
             // Every later listener with matches is closed too, so the open ones are the first in
             // order, whatever their sizes.
             left = 0;

@@ -116,6 +116,7 @@ fn resource(r: &Resource) -> Value {
         Resource::Throttle(t) => json!({
             "service": t.service.as_ref().map(ToString::to_string),
             "sessions": [t.sessions.per_second, t.sessions.burst], "packets": [t.packets.per_second, t.packets.burst],
+            "requests": [t.requests.per_second, t.requests.burst],
         }),
         // The remaining kinds are shown in the compiler's text form.
         other => json!({ "text": canal_compiler::text::resource(other) }),

@@ -609,8 +609,8 @@ fn look_after(shared: &AgentShared, audits: bool) {
     }
 }
 
-/// Serves admin on localhost and on a unix socket, and metrics and readiness on the configured
-/// addresses; each has its own port, as in Istio.
+/// Serves admin, metrics and readiness on the configured addresses, and admin on a unix socket too.
+/// Each has its own port, as in Istio.
 fn serve_operators(
     config: &EdgeConfig,
     dump: Arc<EdgeDump>,

@@ -283,8 +283,8 @@ fn serve_observers(
     ));
 }
 
-/// Serves admin on localhost and on a unix socket, metrics and readiness at the configured
-/// addresses. Each has its own port, as in Istio.
+/// Serves admin, metrics and readiness on the configured addresses, and admin on a unix socket too.
+/// Each has its own port, as in Istio.
 fn serve_operators(
     config: &NodeConfig,
     dump: Arc<Dump>,
