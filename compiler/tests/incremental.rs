@@ -262,6 +262,12 @@ fn comparisons_of_independent_delegates_are_counted_together() {
         [&kept, &of("other", 100, 100)],
         [&of("other", 100, 101), &of("other", half / 1_100, 1_110)],
     );
+    // One that exceeds the limit alone leaves the tenant's later ones nothing.
+    let kept = OTHER_SERVICE.to_owned() + &of("web", 10, 10);
+    check_limit(
+        [&kept, &of("other", 100, 100)],
+        [&of("other", 100, 101), &of("other", 2_100, 2_000)],
+    );
 }
 
 /// Diagnostics are left out by their number in the whole tenant.
