@@ -225,6 +225,20 @@ fn parsed(text: &str) -> Vec<Arc<Document>> {
     parsed.documents.into_iter().map(Arc::new).collect()
 }
 
+/// A share may change alone, and then what was compiled may exceed it.
+#[test]
+fn a_share_that_changes_alone_is_applied() {
+    let route = regex_route("a", &service_parents(&["web"]), 2);
+    let mut edited = EditedTenant::new(parsed(&(BASE.to_owned() + &route)));
+    edited.check();
+    edited.max.route_table_bytes = edited.size.route_table_bytes - 1;
+    edited.check();
+    assert!(edited.resources.is_empty());
+    edited.max = CompiledSize::UNLIMITED;
+    edited.check();
+    assert!(!edited.resources.is_empty());
+}
+
 /// Two states that differ in one route: the first is within a limit of the tenant, and the second
 /// exceeds it by the sum of independent routes.
 fn check_limit(first: [&str; 2], second: [&str; 2]) {
@@ -261,6 +275,12 @@ fn comparisons_of_independent_delegates_are_counted_together() {
     check_limit(
         [&kept, &of("other", 100, 100)],
         [&of("other", 100, 101), &of("other", half / 1_100, 1_110)],
+    );
+    // One that exceeds the limit alone leaves the tenant's later ones nothing.
+    let kept = OTHER_SERVICE.to_owned() + &of("web", 10, 10);
+    check_limit(
+        [&kept, &of("other", 100, 100)],
+        [&of("other", 100, 101), &of("other", 2_100, 2_000)],
     );
 }
 

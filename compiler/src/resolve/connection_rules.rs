@@ -15,6 +15,7 @@ use canal_model::program::{
 use super::delegate::is_within;
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
+use super::pattern_costs::PatternCosts;
 use super::route_fields::{FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN};
 use super::route_point::RoutePoint;
 use super::tenant_objects::Sourced;
@@ -354,6 +355,7 @@ impl RuleReader<'_, '_> {
             copies: 1,
             service: service.to_string(),
             gateways: Vec::new(),
+            costs: PatternCosts::default(),
         };
         let mut reading = RuleContext {
             document,

@@ -19,6 +19,7 @@ use canal_model::program::{
 
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
+use super::pattern_costs::PatternCosts;
 use super::relay_route;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
@@ -68,6 +69,7 @@ pub(crate) fn resolve(
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
+    let mut costs = PatternCosts::default();
     let mut of_services: Vec<Parents> = Vec::with_capacity(declared.len());
     of_services.extend(declared.iter().map(|route| parents(route, to, report)));
     yield_to_grpc(declared, &mut of_services, to, report);
@@ -79,6 +81,7 @@ pub(crate) fn resolve(
             closed.clear();
         }
         let mut regexes = regex_budget(&parents, gateways.keys().chain(&closed), &left);
+        regexes.costs = std::mem::take(&mut costs);
         let before = regexes.bytes_left;
         parents.extend(gateways.into_iter().map(|(service, fault)| {
             let parent = Parent {
@@ -90,6 +93,7 @@ pub(crate) fn resolve(
         // Services with a broken route too: a VirtualService must not replace its refusal.
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         if parents.is_empty() && closed.is_empty() {
+            costs = regexes.costs;
             continue;
         }
         attach(route, &parents, to, &mut regexes, report, &mut |rule| {
@@ -97,6 +101,7 @@ pub(crate) fn resolve(
             rules.push(rule);
             is_within
         });
+        costs = regexes.costs;
         // The tenant's result is discarded, so the remaining routes are not compiled.
         if budget.is_exceeded() {
             break;
@@ -112,6 +117,7 @@ pub(crate) fn resolve(
         let of_gateways = regexes.gateways.into_iter();
         left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
     }
+    costs.record(budget);
     (rules, taken)
 }
 
@@ -140,6 +146,7 @@ fn regex_budget<'a>(
                 is_exceeded: false,
             })
             .collect(),
+        costs: PatternCosts::default(),
     }
 }
 

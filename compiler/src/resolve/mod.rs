@@ -16,6 +16,7 @@ mod load_balancer;
 mod manual_endpoints;
 mod node;
 mod offload_preference;
+mod pattern_costs;
 mod relay_route;
 mod route_answers;
 mod route_attempts;

@@ -10,6 +10,7 @@ use canal_model::policy::gateway_api::ParentRef;
 use canal_model::program::{Backend, BackendTarget, PathMatch, RouteAction, TextMatch, ValueMatch};
 use canal_model::route_filters::RouteAnswer;
 
+use super::pattern_costs::PatternCosts;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX,
@@ -128,6 +129,8 @@ pub(crate) struct RegexBudget {
     pub(crate) service: String,
     /// Gateways that have the expressions too. What they lack refuses on them only.
     pub(crate) gateways: Vec<GatewayRegexBudget>,
+    /// Costs of the expressions that were measured before, of all routes.
+    pub(crate) costs: PatternCosts,
 }
 
 /// Memory that the regular expressions of routes on one Gateway may still use.
@@ -236,17 +239,21 @@ impl RuleContext<'_> {
     pub(crate) fn regex(&mut self, written: &str) -> Result<String, FieldIssue> {
         let pattern = pattern::without_quotes(written);
         let fix = "use RE2 syntax; the whole text must match";
-        self.charge_regex(pattern::cost(&pattern), fix)?;
+        self.charge_regex(&pattern, || pattern::cost(&pattern), fix)?;
         Ok(pattern.into_owned())
     }
 
-    /// Subtracts the memory of a regular expression from the service's budget.
+    /// Subtracts the memory of a regular expression from the service's budget. `build` measures it,
+    /// unless one with the same text was measured before.
     pub(crate) fn charge_regex(
         &mut self,
-        cost: Result<usize, String>,
+        text: &str,
+        build: impl FnOnce() -> Result<usize, String>,
         fix: &str,
     ) -> Result<(), FieldIssue> {
-        let one = cost
+        let costs = &mut self.regexes.costs;
+        let one = costs
+            .measure(text, build)
             .map_err(|problem| FieldIssue::new("", problem, fix).with_code(Code::InvalidRegex))?;
         let needed = one.saturating_mul(self.regexes.copies);
         if needed > self.regexes.bytes_left {

@@ -230,7 +230,9 @@ fn of_regex_rewrite(
         substitution: rewrite.clone(),
     };
     let fix = r"use RE2 syntax for match, and \1 in rewrite for its first group";
-    rule.charge_regex(pattern::substitution_cost(&substitution), fix)?;
+    // A pattern alone costs less than one with its substitution, so the two have different texts.
+    let text = format!("{}\0{}", substitution.pattern, substitution.substitution);
+    rule.charge_regex(&text, || pattern::substitution_cost(&substitution), fix)?;
     Ok(substitution)
 }
 

@@ -15,6 +15,7 @@ use canal_ir::preferences::{PriorityIr, PriorityMatchIr, PriorityRuleIr};
 
 use super::http_route::{http_match, matches};
 use super::offload_preference::{PreferenceReferences, listeners};
+use super::pattern_costs::PatternCosts;
 use super::route_fields::{FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -54,6 +55,7 @@ pub(super) fn resolve(
         copies: 1,
         service: "the tenant's TrafficPriorities".to_owned(),
         gateways: Vec::new(),
+        costs: PatternCosts::default(),
     };
     let mut budget = PriorityBudget {
         regexes,

@@ -27,6 +27,7 @@ use super::delegate::{
 };
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
+use super::pattern_costs::PatternCosts;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, short, text,
@@ -53,6 +54,8 @@ struct VirtualServices<'a> {
     claimed_by: BTreeMap<ServiceKey, String>,
     /// Bytes that regular expressions on a Gateway may still use.
     regex_bytes_left: BTreeMap<ServiceKey, usize>,
+    /// Costs of the expressions that were measured before.
+    costs: PatternCosts,
     rules: Vec<RouteRule>,
 }
 
@@ -71,6 +74,7 @@ pub(crate) fn resolve(
         of_gateway_api: taken,
         claimed_by: BTreeMap::new(),
         regex_bytes_left: BTreeMap::new(),
+        costs: PatternCosts::default(),
         rules: Vec::new(),
     };
     for sourced in declared {
@@ -98,6 +102,7 @@ pub(crate) fn resolve(
         }
     }
     all.delegates.record_comparisons(budget);
+    all.costs.record(budget);
     all.rules
 }
 
@@ -339,6 +344,7 @@ impl VirtualServices<'_> {
             copies: point.rule_copies(),
             service: format!("{}/{}", point.service.namespace, point.service.name),
             gateways: Vec::new(), // The point is one Service or Gateway: its bytes are above.
+            costs: std::mem::take(&mut self.costs),
         };
         // A broken object refuses all requests, even if none of its rules could be read.
         let implied = spec
@@ -384,6 +390,7 @@ impl VirtualServices<'_> {
             }
         }
         point.regex_bytes_left = regexes.bytes_left;
+        self.costs = regexes.costs;
         is_within
     }
 }
