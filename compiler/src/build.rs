@@ -8,7 +8,7 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
 use canal_model::program::{HostMatch, RouteObject, RouteRule, VirtualHost};
-use canal_model::route_table::RouteTable;
+use canal_model::route_table::{RouteTable, by_consumer};
 
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::ir::{Ir, ServiceIr};
@@ -42,8 +42,16 @@ pub(crate) fn build(
     let mut ingress = ingress(checked.ingress, &mut rules);
     close_beyond_limit(&mut ingress, budget, report);
     let services = checked.services.into_iter().map(|(key, service)| {
-        let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());
-        (key, ServiceIr { service, routes })
+        let (routes, consumers) = by_consumer(rules.remove(&key).unwrap_or_default());
+        let consumers = consumers.into_iter();
+        let own = ServiceIr {
+            service,
+            routes: RouteTable::new(routes),
+            consumers: consumers
+                .map(|(namespace, rules)| (namespace, RouteTable::new(rules)))
+                .collect(),
+        };
+        (key, own)
     });
     Some(Ir {
         tenant,

@@ -13,6 +13,7 @@ use canal_compiler::{build_ir, compile};
 use canal_generated_policies::authorization::{GeneratedPolicies, policies};
 use canal_generated_policies::routing::{GeneratedRouting, cases};
 use canal_model::authorization::{Attribute, Authorization};
+use canal_model::ids::Namespace;
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
 use canal_model::policy::{Document, Object};
 use canal_model::program::{
@@ -40,11 +41,19 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
     else {
         return RoutingVerdict::NoService;
     };
-    let own: Vec<&RouteRule> = routes(resources)
-        .filter(|rule| {
-            rule.parent == sent.service && rule.parent_port.is_none_or(|port| port == sent.port)
-        })
-        .collect();
+    let of_port = |consumer: Option<&Namespace>| -> Vec<&RouteRule> {
+        let is_own = |rule: &&RouteRule| {
+            rule.parent == sent.service
+                && rule.parent_port.is_none_or(|port| port == sent.port)
+                && rule.consumer.as_ref() == consumer
+        };
+        routes(resources).filter(is_own).collect()
+    };
+    // The rules for the clients of a namespace replace those for all.
+    let own = match sent.client.namespace.as_ref().map(|own| of_port(Some(own))) {
+        Some(of_client) if !of_client.is_empty() => of_client,
+        _ => of_port(None),
+    };
     // Without rules, and on ports that are not HTTP, all goes to the service's own endpoints.
     if own.is_empty() || port.protocol == AppProtocol::Tcp {
         return RoutingVerdict::Service {

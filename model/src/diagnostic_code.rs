@@ -447,7 +447,7 @@ diagnostic_codes! {
     }
     404 OtherNamespace {
         title: "the object is in another namespace than what it configures",
-        why: "It would apply only to clients of its own namespace, which this version does not support, so it has no effect.",
+        why: "It would apply only to clients of its own namespace, which this version does not support for objects of its kind, so it has no effect.",
         fix: "Move the object into the namespace of the Service.",
         condition: Some(("Accepted", "UnsupportedValue")),
     }

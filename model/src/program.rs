@@ -588,6 +588,10 @@ pub struct RouteRule {
     pub parent: ServiceKey,
     /// Port of the parent to which the rule is limited; `None` means every port.
     pub parent_port: Option<u16>,
+    /// Namespace of the only clients to which the rule applies: workloads of the tenant that proved
+    /// an identity in it. At a port of the parent, rules for a namespace replace those for all
+    /// clients. `None` means all clients.
+    pub consumer: Option<Namespace>,
     /// Hosts of which the request's host must match one; an empty list accepts any host.
     pub hosts: Vec<HostMatch>,
     /// Never empty: a rule without matches in the source has one match on the prefix `/`.

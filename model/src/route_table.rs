@@ -1,9 +1,11 @@
-//! The route rules of one service in match order. The compiler's IR and the gateway's router use
-//! this type; no other code orders rules. It does not decide which matches hold. Start at
-//! [`RouteTable::new`].
+//! The route rules of one service in match order, and their division by clients. The compiler's IR and
+//! the gateway's router use this type; no other code orders rules. It does not decide which matches
+//! hold. Start at [`RouteTable::new`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::ids::Namespace;
 use crate::program::{HttpMatch, RouteRule};
 
 /// The rules of one service, and the order in which their matches are tried for a request.
@@ -22,6 +24,24 @@ pub struct RouteTable {
 pub struct MatchRef {
     pub rule: usize,
     pub match_index: usize,
+}
+
+/// Rules of a service for the clients of each namespace that has any.
+pub type ConsumerRules = BTreeMap<Namespace, Vec<Arc<RouteRule>>>;
+
+/// Returns the rules of a service by the clients to which they apply: those for all clients, and those
+/// for the clients of one namespace, which have a table of their own.
+pub fn by_consumer(
+    rules: impl IntoIterator<Item = Arc<RouteRule>>,
+) -> (Vec<Arc<RouteRule>>, ConsumerRules) {
+    let (mut of_all, mut of_consumers) = (Vec::new(), ConsumerRules::new());
+    for rule in rules {
+        match rule.consumer.clone() {
+            None => of_all.push(rule),
+            Some(consumer) => of_consumers.entry(consumer).or_default().push(rule),
+        }
+    }
+    (of_all, of_consumers)
 }
 
 impl RouteTable {
@@ -70,6 +90,11 @@ impl RouteTable {
             .iter()
             .map(|at| self.entry(*at))
             .filter(move |(rule, _)| rule.parent_port.is_none_or(|own| own == port))
+    }
+
+    /// Returns whether a rule applies to a port of the service.
+    pub fn concerns(&self, port: u16) -> bool {
+        self.on_port(port).next().is_some()
     }
 
     /// Returns the rules, sorted by key.

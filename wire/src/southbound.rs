@@ -2,6 +2,7 @@
 //! validated here, once, when it enters. The module does not decide what a refused resource leads
 //! to. Start at [`encode()`] and [`decode()`].
 
+mod consumer_rule;
 mod decode;
 mod decode_authorization;
 mod decode_tier;

@@ -99,6 +99,7 @@ mod tests {
             },
             parent: service(n).key,
             parent_port: None,
+            consumer: None,
             hosts: vec![],
             matches: (0..22).map(matching).collect(),
             filters: None,

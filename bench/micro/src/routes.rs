@@ -136,6 +136,7 @@ impl RuleSet {
             },
             parent: id("tenant/bookinfo/reviews"),
             parent_port: None,
+            consumer: None,
             // A single host means a rule without hosts, which holds for any.
             hosts: if self.hosts == 1 {
                 Vec::new()

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use canal_ir::ir::Ir;
+use canal_ir::ir::{Ir, ServiceIr};
 use canal_ir::limits::REGEXES_PER_SERVICE_BYTES_MAX;
 use canal_ir::pattern;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
@@ -16,7 +16,7 @@ use crate::AnalysisDiagnostics;
 const FITTING_MIN: usize = 64;
 
 pub(crate) fn check(documents: &[Arc<Document>], ir: &Ir, report: &mut AnalysisDiagnostics) {
-    let of_services = ir.services.values().map(|service| &service.routes);
+    let of_services = ir.services.values().flat_map(ServiceIr::tables);
     let of_gateways = ir.ingress.iter().map(|gateway| &gateway.routes);
     for table in of_services.chain(of_gateways) {
         for rule in table.rules() {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use canal_ir::ir::Ir;
+use canal_ir::ir::{Ir, ServiceIr};
 use canal_ir::ir_ingress::GatewayIr;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::{Document, ObjectKind};
@@ -39,8 +39,8 @@ type Shadows = BTreeMap<WrittenMatch, Option<WrittenMatch>>;
 
 pub(crate) fn check(documents: &[Arc<Document>], ir: &Ir, report: &mut AnalysisDiagnostics) {
     let mut shadows = Shadows::new();
-    for service in ir.services.values() {
-        collect(&service.routes, &mut shadows, &|outer, inner| {
+    for table in ir.services.values().flat_map(ServiceIr::tables) {
+        collect(table, &mut shadows, &|outer, inner| {
             covers_hosts(&outer.hosts, &inner.hosts)
         });
     }

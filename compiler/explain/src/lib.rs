@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use canal_model::authorization::PolicyKey;
 use canal_model::identity::Identity;
+use canal_model::ids::Namespace;
 use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, Labels, Workload};
 use serde_json::Value as Json;
 
@@ -54,7 +55,8 @@ pub struct RequestDescription {
     pub address: Option<IpAddr>,
     /// True if the client connects directly to the pod, bypassing all gateways.
     pub direct: bool,
-    /// The request itself. On an opaque port only its service and port are used.
+    /// The request itself, whose client is that of the identity. On an opaque port only its service
+    /// and port are used.
     pub request: OracleRequest,
     /// Claims of a token with a valid signature of some issuer.
     pub claims: Option<Json>,
@@ -107,6 +109,8 @@ pub struct PolicyTrace {
 pub struct Explanation {
     /// The route that the request takes, as text.
     pub route: String,
+    /// Namespace of the client, if its routes for its own clients replace all others of the port.
+    pub consumer: Option<Namespace>,
     /// The matches of the port's rules, in match order; empty if the request is not routed.
     pub matches: Vec<MatchTrace>,
     /// Path from the client's node, with or without a gateway, and the reason. `None` if the
@@ -139,6 +143,12 @@ fn is_passed(steps: &[HopExplanation]) -> bool {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "route: {}", self.route)?;
+        if let Some(consumer) = &self.consumer {
+            writeln!(
+                f,
+                "only routes of namespace {consumer} are asked: for its own clients they replace those of the Service"
+            )?;
+        }
         // The line of the route has the only match.
         if self.matches.len() > 1
             || self
@@ -415,7 +425,23 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
         refusals,
         steps,
         matches: trace_service_matches(ir, journey),
+        consumer: consumer(ir, journey),
     }
+}
+
+/// Returns the client's namespace if it has routes of its own for the port.
+fn consumer(ir: &Ir, journey: &RequestDescription) -> Option<Namespace> {
+    let request = &journey.request;
+    let service = ir.services.get(&request.service)?;
+    let mut ports = service.service.ports.iter();
+    let port = ports.find(|port| port.port == request.port)?;
+    // An opaque port and a pod's own address have no routes.
+    if journey.direct || port.protocol == AppProtocol::Tcp {
+        return None;
+    }
+    let client = request.client.namespace.as_ref()?;
+    let routes = service.consumers.get(client)?;
+    routes.concerns(request.port).then(|| client.clone())
 }
 
 /// Returns the traces of the matches of the port that the client dialled.
@@ -429,7 +455,8 @@ fn trace_service_matches(ir: &Ir, journey: &RequestDescription) -> Vec<MatchTrac
     if journey.direct || port.is_none_or(|port| port.protocol == AppProtocol::Tcp) {
         return Vec::new();
     }
-    let matches = service.routes.on_port(request.port);
+    let routes = service.routes_for(request.client.namespace.as_ref(), request.port);
+    let matches = routes.on_port(request.port);
     let matches = matches.map(|(rule, http)| (&**rule, http));
     let request = oracle::compared(matches.clone(), request);
     trace_matches(matches.map(|(rule, http)| (None, rule, http)), &request)

@@ -192,9 +192,11 @@ impl<'a> TargetPorts<'a> {
             protocol: port.protocol,
             is_opaque,
         };
+        // A node does not distinguish clients by namespace, so the rules for some keep a gateway for
+        // all.
         let routes = service
-            .routes
-            .on_port(port.port)
+            .tables()
+            .flat_map(|table| table.on_port(port.port))
             .map(|(rule, _)| PortRule::Route(rule, port.protocol));
         let terminations = ir
             .security

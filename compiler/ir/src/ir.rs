@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use canal_model::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
-use canal_model::ids::{AzName, ServiceKey, TenantName, TrustDomain};
+use canal_model::ids::{AzName, Namespace, ServiceKey, TenantName, TrustDomain};
 use canal_model::program::{GatewayReplica, Node, Resource, Service, Tenant, Throttle, Workload};
 use canal_model::route_table::RouteTable;
 use canal_model::trust::{Entitlement, KeyServer, Termination};
@@ -93,6 +93,23 @@ pub struct ServiceIr {
     /// none holds, the response is 404. If no rule applies to the port, all requests go to the
     /// service itself.
     pub routes: RouteTable,
+    /// Route rules for the clients of one namespace. On each port for which a namespace has any, they
+    /// replace `routes` for its clients.
+    pub consumers: BTreeMap<Namespace, RouteTable>,
+}
+
+impl ServiceIr {
+    /// Returns the rules for clients of a namespace at a port; `None` is a client without one.
+    pub fn routes_for(&self, client: Option<&Namespace>, port: u16) -> &RouteTable {
+        let own = client.and_then(|namespace| self.consumers.get(namespace));
+        own.filter(|table| table.concerns(port))
+            .unwrap_or(&self.routes)
+    }
+
+    /// Iterates over all tables: that for all clients, and those of namespaces.
+    pub fn tables(&self) -> impl Iterator<Item = &RouteTable> {
+        std::iter::once(&self.routes).chain(self.consumers.values())
+    }
 }
 
 impl Ir {
@@ -115,6 +132,18 @@ impl Ir {
     }
 }
 
+/// Writes the rules of a table that apply to a port.
+fn write_table(f: &mut fmt::Formatter<'_>, table: &RouteTable, port: u16) -> fmt::Result {
+    let mut end = "the service";
+    for (number, (rule, http)) in (1..).zip(table.on_port(port)) {
+        // The gateway does not fall back to the service of a port that has rules.
+        end = "404";
+        let hosts = text::hosts(&rule.hosts);
+        writeln!(f, "    {number} {hosts}{}", text::match_of_rule(rule, http))?;
+    }
+    writeln!(f, "    else => {end}")
+}
+
 impl fmt::Display for Ir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", text::tenant(&self.tenant))?;
@@ -128,14 +157,13 @@ impl fmt::Display for Ir {
             }
             for port in &service.service.ports {
                 writeln!(f, "  {}", text::port(port))?;
-                let mut end = "the service";
-                for (number, (rule, http)) in (1..).zip(service.routes.on_port(port.port)) {
-                    // The gateway does not fall back to the service of a port that has rules.
-                    end = "404";
-                    let hosts = text::hosts(&rule.hosts);
-                    writeln!(f, "    {number} {hosts}{}", text::match_of_rule(rule, http))?;
+                write_table(f, &service.routes, port.port)?;
+                for (consumer, table) in &service.consumers {
+                    if table.concerns(port.port) {
+                        writeln!(f, "    for clients of {consumer}")?;
+                        write_table(f, table, port.port)?;
+                    }
                 }
-                writeln!(f, "    else => {end}")?;
             }
         }
         for gateway in &self.ingress {

@@ -2,6 +2,8 @@
 //! lowering is compared. It knows no target.
 //!
 //! The rules, which every faster implementation must follow:
+//! - A client of a namespace that has rules of its own for the port is routed by these rules alone.
+//!   The namespace is that of the client's verified identity in the tenant.
 //! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches
 //!   one or more labels before `.x`.
 //! - The path is compared without the query. If a match of the port requires more than `/`, the
@@ -245,7 +247,8 @@ fn find<'a>(
     else {
         return Err(Box::new(RoutingVerdict::NoService));
     };
-    let matches = service.routes.on_port(port.port);
+    let routes = service.routes_for(request.client.namespace.as_ref(), port.port);
+    let matches = routes.on_port(port.port);
     // Without rules, requests go to the service's own endpoints.
     if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
         return Err(Box::new(RoutingVerdict::Service {

@@ -109,8 +109,11 @@ impl ResourceBudget {
 
     /// Counts a route rule. Returns false if compiling must stop.
     pub fn add_rule(&mut self, rule: &RouteRule) -> bool {
-        let texts =
-            rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
+        let consumer = rule.consumer.as_ref().map_or(0, |it| it.as_str().len());
+        let texts = rule.key.rule.len()
+            + rule.parent.name.as_str().len()
+            + rule.key.name.as_str().len()
+            + consumer;
         self.used.route_table_bytes += self.weights.add(rule);
         self.add_resource(texts)
     }

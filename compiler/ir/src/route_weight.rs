@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
@@ -49,8 +49,9 @@ pub const STATES_FACTOR: u64 = 8;
 /// The weights of a tenant's rules so far.
 #[derive(Debug, Default)]
 pub struct RouteWeights {
-    /// Hosts of services that have an automaton for their paths; `None` stands for any host.
-    hosts_with_automaton: HashSet<(ServiceKey, Option<HostMatch>)>,
+    /// Hosts of route tables that have an automaton for their paths; `None` stands for any host. A
+    /// service has a table for all clients, and one for each namespace with rules of its own.
+    hosts_with_automaton: HashSet<(ServiceKey, Option<Namespace>, Option<HostMatch>)>,
 }
 
 impl RouteWeights {
@@ -61,6 +62,7 @@ impl RouteWeights {
             rule.key.rule.len(),
             rule.key.name.as_str().len(),
             rule.parent.name.as_str().len(),
+            rule.consumer.as_ref().map_or(0, |it| it.as_str().len()),
         ];
         let hosts: u64 = rule
             .hosts
@@ -116,8 +118,8 @@ impl RouteWeights {
         let hosts = any.into_iter().chain(rule.hosts.iter().cloned().map(Some));
         hosts
             .filter(|host| {
-                self.hosts_with_automaton
-                    .insert((rule.parent.clone(), host.clone()))
+                let place = (rule.parent.clone(), rule.consumer.clone(), host.clone());
+                self.hosts_with_automaton.insert(place)
             })
             .count() as u64
     }

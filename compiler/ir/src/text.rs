@@ -380,7 +380,12 @@ fn route(rule: &RouteRule) -> String {
         .parent_port
         .map(|port| format!(":{port}"))
         .unwrap_or_default();
-    let mut lines = vec![format!("route {} for {}{port}", rule.key, rule.parent)];
+    let consumer = rule.consumer.as_ref();
+    let consumer = consumer.map_or_else(String::new, |it| format!(" from clients of {it}"));
+    let mut lines = vec![format!(
+        "route {} for {}{port}{consumer}",
+        rule.key, rule.parent
+    )];
     for http in &rule.matches {
         let p = &http.precedence;
         let order = format!(

@@ -395,6 +395,7 @@ impl RuleReader<'_, '_> {
             },
             parent: service.clone(),
             parent_port: None,
+            consumer: None,
             hosts: Vec::new(),
             matches: vec![HttpMatch {
                 precedence: order,

@@ -23,16 +23,30 @@ pub(crate) struct DestinationIndex<'a> {
     pub(crate) grants: &'a [Sourced<'a, ReferenceGrant>],
 }
 
+/// The route of which a backendRef is resolved.
+#[derive(Clone, Copy)]
+pub(crate) struct RouteOrigin<'a> {
+    pub(crate) kind: ObjectKind,
+    pub(crate) namespace: &'a Namespace,
+    /// The Service that all parents of the route name, if it is one of another namespace. The route
+    /// needs no ReferenceGrant to leave its requests at the Service that its clients dialled.
+    pub(crate) consumed: Option<&'a ServiceKey>,
+}
+
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 impl DestinationIndex<'_> {
-    /// Resolves a backendRef of a route of `kind` in `namespace`.
+    /// Resolves a backendRef of a route.
     pub(crate) fn of_backend_ref(
         &self,
-        kind: ObjectKind,
-        namespace: &Namespace,
+        route: RouteOrigin<'_>,
         backend: &BackendRef,
     ) -> Result<BackendTarget, FieldIssue> {
+        let RouteOrigin {
+            kind,
+            namespace,
+            consumed,
+        } = route;
         // Services are in Kubernetes' core group, whose name is empty.
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
@@ -50,7 +64,9 @@ impl DestinationIndex<'_> {
         };
         // The grant is checked before the lookup: a namespace without a grant must not learn
         // whether the service exists.
-        if target_namespace != namespace && !is_granted(self.grants, kind.as_str(), namespace, &key)
+        if target_namespace != namespace
+            && consumed != Some(&key)
+            && !is_granted(self.grants, kind.as_str(), namespace, &key)
         {
             let problem = format!(
                 "namespace {target_namespace} does not allow {kind}s of {namespace} to refer to Service {}",

@@ -4,8 +4,6 @@
 use std::borrow::Cow;
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::Namespace;
-use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, RouteBackendRef,
     ValueConditionType,
@@ -13,7 +11,7 @@ use canal_model::policy::gateway_api::{
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
 use super::backend_filters;
-use super::destination::DestinationIndex;
+use super::destination::{DestinationIndex, RouteOrigin};
 use super::http_route::{ResolvedRule, backends, header_conditions, matches};
 use super::route_effects::RouteEffects;
 use super::route_fields::{FieldIssue, RuleContext, short, text};
@@ -25,20 +23,19 @@ const ANY_NAME: &str = "[^/]+";
 
 /// Resolves a rule of a GRPCRoute.
 pub(super) fn resolve_rule(
-    namespace: &Namespace,
+    origin: RouteOrigin<'_>,
     place: usize,
     written: &GrpcRule,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let kind = ObjectKind::GrpcRoute;
-    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let resolve = |backend: &BackendRef| to.of_backend_ref(origin, backend);
     let mut effects = RouteEffects::of_grpc_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
     let references = written.backend_refs.iter().map(RouteBackendRef::reference);
-    let mut backends = backends(kind, namespace, references, to, rule);
+    let mut backends = backends(origin, references, to, rule);
     for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         warn_of_protocol(at, backend, to, rule);
         let field = format!("backendRefs[{at}]");

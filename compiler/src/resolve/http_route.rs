@@ -1,6 +1,7 @@
-//! Resolves HTTPRoutes and GRPCRoutes on Services and on listeners of Gateways (Gateway API). Routes
-//! in another namespace than their Service are refused; they would apply only to clients in that
-//! namespace. `grpc_route` resolves what only GRPCRoutes have.
+//! Resolves HTTPRoutes and GRPCRoutes on Services and on listeners of Gateways (Gateway API). The
+//! routes of another namespace than their Service apply only to clients of that namespace, and
+//! replace those of the Service's namespace there (GEP-1294). `grpc_route` resolves what only
+//! GRPCRoutes have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use canal_model::program::{
     Service, ServicePort, TextMatch, ValueMatch,
 };
 
-use super::destination::DestinationIndex;
+use super::destination::{DestinationIndex, RouteOrigin};
 use super::ingress::Ingress;
 use super::pattern_costs::PatternCosts;
 use super::relay_route;
@@ -42,14 +43,27 @@ use crate::resource_budget::ResourceBudget;
 pub(super) struct Parent {
     pub(super) service: ServiceKey,
     pub(super) port: Option<u16>,
+    /// Namespace of the only clients to which the route applies there.
+    pub(super) consumer: Option<Namespace>,
 }
+
+impl Parent {
+    /// Returns the parent's route table that has the route.
+    pub(super) fn table(&self) -> TableKey {
+        (self.service.clone(), self.consumer.clone())
+    }
+}
+
+/// A route table: that of a Service or Gateway for all clients, or for the clients of a namespace.
+pub(super) type TableKey = (ServiceKey, Option<Namespace>);
 
 /// The parents of a route, each with the reason why the route's rules refuse there: a field of the
 /// reference may restrict what it means.
 pub(super) type Parents = BTreeMap<Parent, Option<String>>;
 
-/// Bytes of memory that the regular expressions of each service may still use.
-type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
+/// Bytes of memory that the regular expressions of each route table may still use. Routes for the
+/// clients of one namespace leave those for all clients their room.
+type RegexBytesLeft = BTreeMap<TableKey, usize>;
 
 /// The parts of a rule that do not depend on its parents.
 pub(super) struct ResolvedRule {
@@ -87,11 +101,14 @@ pub(crate) fn resolve(
             let parent = Parent {
                 service,
                 port: None,
+                consumer: None,
             };
             (parent, fault)
         }));
-        // Services with a broken route too: a VirtualService must not replace its refusal.
-        taken.extend(parents.keys().map(|parent| parent.service.clone()));
+        // Services with a broken route too: a VirtualService must not replace its refusal. It still
+        // routes the clients that have no routes of their own.
+        let of_all = parents.keys().filter(|parent| parent.consumer.is_none());
+        taken.extend(of_all.map(|parent| parent.service.clone()));
         if parents.is_empty() && closed.is_empty() {
             costs = regexes.costs;
             continue;
@@ -108,14 +125,14 @@ pub(crate) fn resolve(
         }
         // The route uses as much of each parent's budget, and leaves the rest of it to other routes.
         let used = before - regexes.bytes_left;
-        let services: BTreeSet<ServiceKey> = parents.into_keys().map(|it| it.service).collect();
+        let tables: BTreeSet<TableKey> = parents.keys().map(Parent::table).collect();
         // Gateways are among them. What is left of theirs is replaced below.
-        for service in services {
-            let rest = left.entry(service).or_insert(REGEXES_PER_SERVICE_BYTES_MAX);
+        for table in tables {
+            let rest = left.entry(table).or_insert(REGEXES_PER_SERVICE_BYTES_MAX);
             *rest = rest.saturating_sub(used);
         }
         let of_gateways = regexes.gateways.into_iter();
-        left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
+        left.extend(of_gateways.map(|budget| ((budget.gateway, None), budget.bytes_left)));
     }
     costs.record(budget);
     (rules, taken)
@@ -128,21 +145,23 @@ fn regex_budget<'a>(
     gateways: impl Iterator<Item = &'a ServiceKey>,
     left: &RegexBytesLeft,
 ) -> RegexBudget {
-    let left_of = |service: &ServiceKey| {
-        let known = left.get(service).copied();
+    let left_of = |table: &TableKey| {
+        let known = left.get(table).copied();
         known.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
     };
-    let keys = services.keys().map(|parent| &parent.service);
-    let scarcest = keys.min_by_key(|service| left_of(service));
+    let tables = services.keys().map(Parent::table);
+    let scarcest = tables.min_by_key(left_of);
     RegexBudget {
         // Without a Service, there are no copies that it would limit.
-        bytes_left: scarcest.map_or(0, left_of),
+        bytes_left: scarcest.as_ref().map_or(0, left_of),
         copies: services.len(),
-        service: scarcest.map_or_else(String::new, |it| format!("{}/{}", it.namespace, it.name)),
+        service: scarcest.map_or_else(String::new, |(it, _)| {
+            format!("{}/{}", it.namespace, it.name)
+        }),
         gateways: gateways
             .map(|gateway| GatewayRegexBudget {
                 gateway: gateway.clone(),
-                bytes_left: left_of(gateway),
+                bytes_left: left_of(&(gateway.clone(), None)),
                 is_exceeded: false,
             })
             .collect(),
@@ -273,7 +292,13 @@ fn parent(
     let opaque = ports
         .find(|p| p.protocol == AppProtocol::Tcp)
         .map(|p| p.port);
-    Ok((Parent { service: key, port }, opaque))
+    let own = &route.object.metadata.namespace;
+    let parent = Parent {
+        consumer: (key.namespace != *own).then(|| own.clone()),
+        service: key,
+        port,
+    };
+    Ok((parent, opaque))
 }
 
 /// Returns the port that `sectionName` names. If `port` is written too, both must name the same.
@@ -312,22 +337,15 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) {
     let (hosts, mut broken) = hosts(route, report);
-    // gRPC clients expect errors in their own form, so their routes refuse with another status.
     let rules = &route.object.rules;
     let refusal_status = match rules.kind() {
+        // gRPC clients expect errors in their own form.
         ObjectKind::GrpcRoute => STATUS_BROKEN_GRPC,
         // Connections of TLSRoutes and TCPRoutes are reset and see no status.
         _ => STATUS_BROKEN,
     };
-    let faults = &route.document.faults;
-    // A fault outside the rules may widen any of them, so it breaks all.
-    let outside_rules = faults.iter().find(|f| {
-        f.field.starts_with("spec")
-            && !f.field.starts_with("spec.rules[")
-            && !is_within_parent(&f.field)
-    });
-    if let Some(fault) = outside_rules {
-        broken.get_or_insert_with(|| format!("{}: {}", fault.field, fault.problem));
+    if let Some(fault) = fault_outside_rules(route.document) {
+        broken.get_or_insert(fault);
     }
     if rules.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
@@ -337,6 +355,12 @@ fn attach(
         broken.get_or_insert_with(|| problem.clone());
         report.refuse_excess(route.document, "spec.rules", problem, "split the route");
     }
+    let consumed = consumed(route, to);
+    let origin = RouteOrigin {
+        kind: rules.kind(),
+        namespace: &route.object.metadata.namespace,
+        consumed: consumed.as_ref(),
+    };
     // Gateway API: a route without rules has one rule that matches everything; without backends it
     // refuses.
     for at in 0..rules.len().clamp(1, RULES_PER_ROUTE_MAX) {
@@ -362,7 +386,7 @@ fn attach(
             matches,
             action,
             effects,
-        } = resolve_rule(route, at, to, &mut reading);
+        } = resolve_rule(route, origin, at, to, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
             // A parent's fault, and a Gateway that is full, concern the rule at that parent only.
@@ -376,6 +400,7 @@ fn attach(
                 key: key(route, parent, at),
                 parent: parent.service.clone(),
                 parent_port: parent.port,
+                consumer: parent.consumer.clone(),
                 hosts: hosts.clone(),
                 matches: matches.clone(),
                 action: refusal.unwrap_or_else(|| action.clone()),
@@ -393,6 +418,16 @@ fn attach(
     }
 }
 
+/// Returns a fault outside the rules. It may widen any of them, so it breaks all.
+fn fault_outside_rules(document: &Document) -> Option<String> {
+    let is_outside = |field: &str| {
+        field.starts_with("spec") && !field.starts_with("spec.rules[") && !is_within_parent(field)
+    };
+    let mut faults = document.faults.iter();
+    let fault = faults.find(|fault| is_outside(&fault.field))?;
+    Some(format!("{}: {}", fault.field, fault.problem))
+}
+
 /// Returns whether a fault concerns one parent and leaves it in the list. A parent without a name
 /// is not in it, so that the indexes of those behind it differ from the written ones.
 fn is_within_parent(field: &str) -> bool {
@@ -401,13 +436,14 @@ fn is_within_parent(field: &str) -> bool {
 
 fn key(route: &Sourced<'_, RouteParts<'_>>, parent: &Parent, at: usize) -> RouteKey {
     let metadata = &route.object.metadata;
+    let service = &parent.service;
+    let name = match service.namespace == metadata.namespace {
+        true => service.name.to_string(),
+        false => format!("{}@{}", service.name, service.namespace),
+    };
     let rule = match parent.port {
-        Some(port) => format!("{}:{port}.{at}", parent.service.name),
-        None if parent.service.namespace == metadata.namespace => {
-            format!("{}.{at}", parent.service.name)
-        }
-        // Only a Gateway may be in another namespace.
-        None => format!("{}@{}.{at}", parent.service.name, parent.service.namespace),
+        Some(port) => format!("{name}:{port}.{at}"),
+        None => format!("{name}.{at}"),
     };
     RouteKey {
         tenant: parent.service.tenant.clone(),
@@ -459,47 +495,55 @@ fn hosts(
 /// Resolves the rule of a route at an index. A route without rules has one that matches everything.
 fn resolve_rule(
     route: &Sourced<'_, RouteParts<'_>>,
+    origin: RouteOrigin<'_>,
     at: usize,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let namespace = &route.object.metadata.namespace;
     match route.object.rules {
         RuleList::Http(rules) => {
             let implied = HttpRule::default();
-            http_rule(namespace, at, rules.get(at).unwrap_or(&implied), to, rule)
+            http_rule(origin, at, rules.get(at).unwrap_or(&implied), to, rule)
         }
         RuleList::Grpc(rules) => {
             let implied = GrpcRule::default();
             let written = rules.get(at).unwrap_or(&implied);
-            grpc_route::resolve_rule(namespace, at, written, to, rule)
+            grpc_route::resolve_rule(origin, at, written, to, rule)
         }
         RuleList::Tls(rules) | RuleList::Tcp(rules) => {
             let implied = RelayRule::default();
             let written = rules.get(at).unwrap_or(&implied);
-            let kind = route.object.rules.kind();
-            relay_route::resolve_rule(kind, namespace, at, written, to, rule)
+            relay_route::resolve_rule(origin, at, written, to, rule)
         }
     }
 }
 
+/// Returns the Service of another namespace that all parents of a route name. With a second parent, a
+/// backend that is the one could get the requests of the other without a ReferenceGrant.
+fn consumed(route: &Sourced<'_, RouteParts<'_>>, to: &DestinationIndex<'_>) -> Option<ServiceKey> {
+    let own = &route.object.metadata.namespace;
+    let mut parents = route.object.parent_refs.iter();
+    let first = parent_service(to.tenant, own, parents.next()?).ok()?;
+    let is_same = |parent| parent_service(to.tenant, own, parent).is_ok_and(|it| it == first);
+    (first.namespace != *own && parents.all(is_same)).then_some(first)
+}
+
 /// Resolves a rule of an HTTPRoute.
 fn http_rule(
-    namespace: &Namespace,
+    origin: RouteOrigin<'_>,
     place: usize,
     written: &HttpRule,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let kind = ObjectKind::HttpRoute;
-    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let resolve = |backend: &BackendRef| to.of_backend_ref(origin, backend);
     let mut effects = RouteEffects::of_http_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
     let answer = route_answers::of_http_route(written, rule);
     let references = written.backend_refs.iter().map(RouteBackendRef::reference);
-    let mut backends = backends(kind, namespace, references, to, rule);
+    let mut backends = backends(origin, references, to, rule);
     let written_matches = &written.matches;
     for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         let field = format!("backendRefs[{at}]");
@@ -547,10 +591,9 @@ pub(super) fn matches<M: Default, R>(
         .collect()
 }
 
-/// Resolves the backends of a rule of a route of `kind` in `namespace`, without their filters.
+/// Resolves the backends of a rule of a route, without their filters.
 pub(super) fn backends(
-    kind: ObjectKind,
-    namespace: &Namespace,
+    origin: RouteOrigin<'_>,
     written: impl Iterator<Item = BackendRef>,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
@@ -559,7 +602,7 @@ pub(super) fn backends(
         rule.backend(
             &format!("backendRefs[{at}]"),
             backend.weight,
-            to.of_backend_ref(kind, namespace, &backend),
+            to.of_backend_ref(origin, &backend),
         )
     });
     backends.collect()

@@ -128,6 +128,7 @@ fn redirect_rule(gateway: &Document, service: &ServiceKey) -> RouteRule {
         },
         parent: service.clone(),
         parent_port: None,
+        consumer: None,
         hosts: Vec::new(),
         matches: vec![HttpMatch {
             precedence: precedence::istio(gateway, [0, 0]),

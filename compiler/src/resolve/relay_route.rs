@@ -1,21 +1,18 @@
 //! Resolves the rules of TLSRoutes and TCPRoutes (Gateway API): all connections of a rule go to its
 //! backends. `http_route` attaches the rules to their parents.
 
-use canal_model::ids::Namespace;
-use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::RelayRule;
 use canal_model::program::{HttpMatch, PathMatch};
 
-use super::destination::DestinationIndex;
+use super::destination::{DestinationIndex, RouteOrigin};
 use super::http_route::{ResolvedRule, backends};
 use super::route_effects::RouteEffects;
 use super::route_fields::RuleContext;
 use crate::precedence::{self, MatchSpecificity};
 
-/// Resolves a rule of a route of `kind`. It matches all that its listener and its hosts leave.
+/// Resolves a rule of a route. It matches all that its listener and its hosts leave.
 pub(super) fn resolve_rule(
-    kind: ObjectKind,
-    namespace: &Namespace,
+    origin: RouteOrigin<'_>,
     place: usize,
     written: &RelayRule,
     to: &DestinationIndex<'_>,
@@ -35,13 +32,7 @@ pub(super) fn resolve_rule(
         headers: Vec::new(),
         query: Vec::new(),
     };
-    let backends = backends(
-        kind,
-        namespace,
-        written.backend_refs.iter().cloned(),
-        to,
-        rule,
-    );
+    let backends = backends(origin, written.backend_refs.iter().cloned(), to, rule);
     ResolvedRule {
         matches: vec![everything],
         action: rule.action("backendRefs", backends),

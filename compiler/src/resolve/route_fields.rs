@@ -59,8 +59,8 @@ impl FieldIssue {
     }
 }
 
-/// Returns the Service to which this reference attaches a route in the namespace `own`. Does not
-/// check whether the Service exists.
+/// Returns the Service to which this reference attaches a route in the namespace `own`; it may be of
+/// another namespace. Does not check whether the Service exists.
 pub(crate) fn parent_service(
     tenant: &TenantName,
     own: &Namespace,
@@ -78,19 +78,9 @@ pub(crate) fn parent_service(
                 .with_code(Code::UnsupportedParent),
         );
     }
-    let namespace = written.namespace.as_ref().unwrap_or(own);
-    if namespace != own {
-        let problem = format!(
-            "a route for clients of only one namespace (here {own}) is not supported in this version"
-        );
-        let fix = format!(
-            "move the route to the Service's namespace {namespace}; it then applies to all clients"
-        );
-        return Err(FieldIssue::new("namespace", problem, fix).with_code(Code::OtherNamespace));
-    }
     Ok(ServiceKey {
         tenant: tenant.clone(),
-        namespace: own.clone(),
+        namespace: written.namespace.as_ref().unwrap_or(own).clone(),
         name: written.name.clone(),
     })
 }

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::ServiceKey;
 use canal_model::policy::gateway_api::{GrpcRule, HttpRule, ParentRef, RelayRule};
 use canal_model::policy::{Document, Metadata, ObjectKind};
 
 use super::destination::DestinationIndex;
-use super::http_route::{Parent, Parents};
+use super::http_route::{Parent, Parents, TableKey};
 use super::tenant_objects::{Sourced, TenantObjects};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::precedence::route_seniority;
@@ -142,14 +141,15 @@ pub(super) fn yield_to_grpc(
 ) {
     let is_grpc =
         |route: &Sourced<'_, RouteParts<'_>>| route.object.rules.kind() == ObjectKind::GrpcRoute;
-    let mut taken: BTreeMap<ServiceKey, BTreeSet<u16>> = BTreeMap::new();
+    // Routes for the clients of one namespace neither take ports from the others nor lose any to them.
+    let mut taken: BTreeMap<TableKey, BTreeSet<u16>> = BTreeMap::new();
     for (_, parents) in routes
         .iter()
         .zip(&*of_services)
         .filter(|(route, _)| is_grpc(route))
     {
         for parent in parents.keys() {
-            let ports = taken.entry(parent.service.clone()).or_default();
+            let ports = taken.entry(parent.table()).or_default();
             ports.extend(ports_of(parent, to));
         }
     }
@@ -163,7 +163,7 @@ pub(super) fn yield_to_grpc(
     {
         for (parent, fault) in std::mem::take(parents) {
             let ports = ports_of(&parent, to);
-            let of_grpc = taken.get(&parent.service);
+            let of_grpc = taken.get(&parent.table());
             let (lost, kept): (Vec<u16>, Vec<u16>) = ports
                 .into_iter()
                 .partition(|port| of_grpc.is_some_and(|taken| taken.contains(port)));
@@ -188,9 +188,14 @@ pub(super) fn yield_to_grpc(
             );
             // Ports that no GRPCRoute names stay with this route.
             parents.extend(kept.into_iter().map(|port| {
-                let service = parent.service.clone();
                 let port = Some(port);
-                (Parent { service, port }, fault.clone())
+                (
+                    Parent {
+                        port,
+                        ..parent.clone()
+                    },
+                    fault.clone(),
+                )
             }));
         }
     }

@@ -234,7 +234,19 @@ impl<'a> UdpReferences<'a> {
     }
 
     fn parent(&self, route: &Sourced<'_, UdpRoute>, written: &ParentRef) -> Result<(), FieldIssue> {
-        let key = parent_service(self.tenant, &route.object.metadata.namespace, written)?;
+        let own = &route.object.metadata.namespace;
+        let key = parent_service(self.tenant, own, written)?;
+        // The ports of pods are open to all clients or to none.
+        if key.namespace != *own {
+            let problem = format!(
+                "a UDPRoute for clients of only one namespace (here {own}) is not supported in this version"
+            );
+            let fix = format!(
+                "move the route to the Service's namespace {}; it then applies to all clients",
+                key.namespace
+            );
+            return Err(FieldIssue::new("namespace", problem, fix).with_code(Code::OtherNamespace));
+        }
         let service = self.find(&key)?;
         let number = written.port.map(std::num::NonZeroU16::get);
         let port = udp_port(&key, service, number)?;

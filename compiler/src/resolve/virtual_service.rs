@@ -445,6 +445,7 @@ fn attach_rule(
                 },
                 parent: point.service.clone(),
                 parent_port: port,
+                consumer: None,
                 hosts: group.hosts.clone(),
                 matches: matches.clone(),
                 action,

@@ -92,7 +92,7 @@ fn resource(r: &Resource) -> Value {
             "endpoints": w.endpoints.iter().map(|e| json!({ "service": e.service.to_string(), "port": e.port, "targetPort": e.target_port })).collect::<Vec<_>>(),
         }),
         Resource::Route(r) => json!({
-            "parent": r.parent.to_string(), "port": r.parent_port, "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
+            "parent": r.parent.to_string(), "port": r.parent_port, "consumer": r.consumer.as_ref().map(ToString::to_string), "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
             "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
             "filters": r.filters.as_deref().map(filters),
             "attempts": r.attempts.as_deref().map(attempts),

@@ -676,6 +676,9 @@ impl SnapshotBuilder {
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
             routed_by_client: routes.as_ref().is_some_and(|r| r.reads_client(p.port)),
+            consumers: routes
+                .as_ref()
+                .map_or_else(Box::default, |r| r.consumers(p.port)),
             termination: self.port_termination(key, p, &names.hostname),
             is_proxied: gateway
                 .as_ref()

@@ -68,7 +68,7 @@ pub use route_cors::CorsOutcome;
 pub use route_filters::{MatchedFilters, REWRITTEN_DOT_SEGMENT, edit_response};
 pub use route_mirrors::SelectedMirror;
 pub use route_reply::RouteReply;
-pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
+pub use routes::{ConsumerPort, MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
 pub use termination::{ListenerClients, ListenerTermination, PortTermination, TerminationView};
@@ -260,12 +260,15 @@ pub struct PortView {
     pub protocol: AppProtocol,
     /// The port's own endpoint set, which is used if there are no routes.
     pub slot: EndpointSetId,
-    /// True if the port has routes; a request that matches none gets 404.
+    /// True if the port has routes for all clients; a request that matches none gets 404.
     pub routed: bool,
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
     /// True if routes depend on attributes of the client; then the engine looks them up.
     pub routed_by_client: bool,
+    /// Namespaces whose clients have routes of their own in place of these, sorted by name. Nearly
+    /// every port has none.
+    pub consumers: Box<[ConsumerPort]>,
     /// Termination of TLS from clients without a node proxy, if configured.
     pub termination: Option<Arc<PortTermination>>,
     /// True if connections begin with a header of the PROXY protocol.

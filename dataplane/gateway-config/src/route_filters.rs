@@ -305,6 +305,7 @@ mod tests {
             },
             parent: crate::testing::key("s"),
             parent_port: None,
+            consumer: None,
             hosts: vec![],
             matches: vec![HttpMatch {
                 precedence,

@@ -7,11 +7,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{
     BackendTarget, HttpMatch, IngressGateway, Labels, PathMatch, RouteAction, RouteKey, RouteRule,
 };
-use canal_model::route_table::RouteTable;
+use canal_model::route_table::{RouteTable, by_consumer};
 use canal_router::{
     BackendChoice, BrokenMatch, PathSubstitution, RoutableRequest, RouteDecision, Router,
     RouterLimits, TextPatterns, pick,
@@ -43,8 +43,10 @@ pub(super) struct CompiledRoutes {
     pub(super) service: ServiceKey,
     /// Rules that were compiled, sorted by key.
     rules: Box<[Arc<RouteRule>]>,
-    /// One router, or those of a Gateway's hosts.
+    /// One router, or those of a Gateway's hosts. Those of `consumers` are behind them.
     routers: Box<[Router]>,
+    /// Namespaces with routes for their own clients, sorted by name. Each has a router, in this order.
+    consumers: Box<[Namespace]>,
     /// Listeners, if the service stands for a Gateway.
     listeners: Option<ListenerIndex>,
     /// Number of broken matches.
@@ -82,16 +84,22 @@ impl CompiledRoutes {
                 Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
             })
         };
-        let (listeners, built) = match gateway {
-            None => (None, vec![build_or_refuse(&table)]),
+        let (of_all, of_consumers) = by_consumer(table.rules().iter().cloned());
+        let (listeners, mut built) = match gateway {
+            // Nearly every service has no other rules; its table is ready.
+            None if of_consumers.is_empty() => (None, vec![build_or_refuse(&table)]),
+            None => (None, vec![build_or_refuse(&RouteTable::new(of_all))]),
             Some(gateway) => {
-                let (listeners, tables) = ListenerIndex::new(gateway, table.rules());
+                let (listeners, tables) = ListenerIndex::new(gateway, &of_all);
                 (
                     Some(listeners),
                     tables.iter().map(build_or_refuse).collect(),
                 )
             }
         };
+        let (consumers, of_consumers): (Vec<_>, Vec<_>) = of_consumers.into_iter().unzip();
+        let of_consumers = of_consumers.into_iter().map(RouteTable::new);
+        built.extend(of_consumers.map(|table| build_or_refuse(&table)));
         let (routers, faults): (Vec<Router>, Vec<Vec<BrokenMatch>>) = built.into_iter().unzip();
         for fault in faults.iter().flatten() {
             tracing::warn!(%service, %fault, "gateway: a route is broken, so its requests get an error response");
@@ -112,6 +120,7 @@ impl CompiledRoutes {
             service,
             rules: table.into_rules(),
             routers: routers.into(),
+            consumers: consumers.into(),
             listeners,
             faults: faults.iter().map(Vec::len).sum(),
             origins,
@@ -200,8 +209,29 @@ pub struct ServiceRoutes {
     mirrors: HashMap<RouteKey, Box<[Option<EndpointSetId>]>>,
     /// Filters that the service's own policies require; those of the rules were resolved from them.
     dialled: FilterChain,
+    /// Ports to which rules for all clients apply.
     any_port: bool,
     ports: SmallVec<[u16; 4]>,
+}
+
+/// How the clients of one namespace are routed at a port, in place of all other clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerPort {
+    pub namespace: Namespace,
+    /// True if the routes match more of the path than `/`.
+    pub routed_by_path: bool,
+    /// True if the routes depend on attributes of the client.
+    pub routed_by_client: bool,
+    /// Index of the router.
+    router: usize,
+}
+
+impl ConsumerPort {
+    /// Returns the entry of a namespace; `None` if its clients are routed as all others.
+    pub fn find<'a>(all: &'a [Self], namespace: &str) -> Option<&'a Self> {
+        let at = all.binary_search_by(|it| it.namespace.as_str().cmp(namespace));
+        at.ok().map(|at| &all[at])
+    }
 }
 
 /// Resolves the mirrors of a service's rule. A mirror of another tenant gets no ID, and no copies.
@@ -272,6 +302,7 @@ impl ServiceRoutes {
         let (mut any_port, mut ports) = (false, SmallVec::new());
         let mut targets_of = |rule: &RouteRule| -> RuleTargets {
             match rule.parent_port {
+                _ if rule.consumer.is_some() => {}
                 None => any_port = true,
                 Some(port) => ports.push(port),
             }
@@ -345,7 +376,32 @@ impl ServiceRoutes {
         self.dialled
     }
 
-    /// True if a rule applies to this port; otherwise requests go to the port's own endpoints.
+    /// Returns how the clients of each namespace with routes of its own for a port are routed there,
+    /// sorted by namespace.
+    pub(super) fn consumers(&self, port: u16) -> Box<[ConsumerPort]> {
+        let first = self.first_of_consumers();
+        let routers = (first..).zip(&self.compiled.routers[first..]);
+        let own = routers.zip(&self.compiled.consumers);
+        let own = own.filter_map(|((at, router), namespace)| {
+            let mut rules = router.rules().iter();
+            let concerns = rules.any(|rule| rule.parent_port.is_none_or(|own| own == port));
+            concerns.then(|| ConsumerPort {
+                namespace: namespace.clone(),
+                routed_by_path: router.reads_path(port),
+                routed_by_client: router.reads_client(port),
+                router: at,
+            })
+        });
+        own.collect()
+    }
+
+    /// Returns the index of the first router for clients of one namespace.
+    fn first_of_consumers(&self) -> usize {
+        self.compiled.routers.len() - self.compiled.consumers.len()
+    }
+
+    /// True if a rule for all clients applies to this port; otherwise their requests go to the port's own
+    /// endpoints.
     pub fn concern(&self, port: u16) -> bool {
         let listeners = self.compiled.listeners.as_ref();
         listeners.is_some_and(|it| it.has_port(port))
@@ -353,15 +409,15 @@ impl ServiceRoutes {
             || self.ports.binary_search(&port).is_ok()
     }
 
-    /// True if a rule for this port matches more of the path than `/`.
+    /// True if a rule for all clients of this port matches more of the path than `/`.
     pub fn reads_path(&self, port: u16) -> bool {
-        let mut routers = self.compiled.routers.iter();
+        let mut routers = self.compiled.routers[..self.first_of_consumers()].iter();
         routers.any(|router| router.reads_path(port))
     }
 
-    /// True if a rule for this port depends on an attribute of the client.
+    /// True if a rule for all clients of this port depends on an attribute of the client.
     pub fn reads_client(&self, port: u16) -> bool {
-        let mut routers = self.compiled.routers.iter();
+        let mut routers = self.compiled.routers[..self.first_of_consumers()].iter();
         routers.any(|router| router.reads_client(port))
     }
 
@@ -373,18 +429,31 @@ impl ServiceRoutes {
         listeners.is_some_and(|it| it.is_misdirected(port, server_name, host))
     }
 
-    /// Routes a request to this port, and returns the rule that matched. `random` selects among
-    /// weighted backends.
+    /// Routes a request to this port, and returns the rule that matched. The client has no routes of
+    /// its own. `random` selects among weighted backends.
     pub fn decide<R: RoutableRequest>(
         &self,
         port: u16,
         request: &R,
         random: u64,
     ) -> (RouteOutcome, Option<MatchedRule<'_>>) {
+        self.decide_for(None, port, request, random)
+    }
+
+    /// Routes a request as [`ServiceRoutes::decide`] does, or by the routes of the client's namespace.
+    #[inline]
+    pub fn decide_for<R: RoutableRequest>(
+        &self,
+        consumer: Option<&ConsumerPort>,
+        port: u16,
+        request: &R,
+        random: u64,
+    ) -> (RouteOutcome, Option<MatchedRule<'_>>) {
         let find = |at: usize| Some((at, self.compiled.routers[at].find(port, request)?));
-        let found = match &self.compiled.listeners {
-            None => find(0),
-            Some(listeners) => listeners.find(port, request.host(), find),
+        let found = match (&self.compiled.listeners, consumer) {
+            (_, Some(consumer)) => find(consumer.router),
+            (None, None) => find(0),
+            (Some(listeners), None) => listeners.find(port, request.host(), find),
         };
         let Some((at, found)) = found else {
             return (RouteOutcome::Nowhere, None);
@@ -483,31 +552,25 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_service_whose_compilation_panics_refuses_every_request() {
-        let precedence = crate::testing::first_precedence();
+    fn rule(consumer: Option<&str>) -> RouteRule {
         let http = HttpMatch {
-            precedence,
+            precedence: crate::testing::first_precedence(),
             path: PathMatch::Exact("/x".into()),
             method: None,
             headers: vec![],
             query: vec![],
         };
-        let (tenant, namespace, name) = (
-            "t".parse().unwrap(),
-            "ns".parse().unwrap(),
-            "r".parse().unwrap(),
-        );
-        let rule = RouteRule {
+        RouteRule {
             key: RouteKey {
-                tenant,
+                tenant: "t".parse().unwrap(),
                 kind: "HTTPRoute".into(),
-                namespace,
-                name,
+                namespace: consumer.unwrap_or("ns").parse().unwrap(),
+                name: "r".parse().unwrap(),
                 rule: "0".into(),
             },
             parent: key("s"),
             parent_port: Some(80),
+            consumer: consumer.map(|namespace| namespace.parse().unwrap()),
             hosts: vec![],
             matches: vec![http],
             action: RouteAction::Split(vec![]),
@@ -516,8 +579,12 @@ mod tests {
             faults: None,
             cors: None,
             mirrors: Vec::new(),
-        };
-        let table = RouteTable::new(vec![Arc::new(rule)]);
+        }
+    }
+
+    #[test]
+    fn a_service_whose_compilation_panics_refuses_every_request() {
+        let table = RouteTable::new(vec![Arc::new(rule(None))]);
         let compiled =
             CompiledRoutes::compile_with(key("s"), table.clone(), None, |_| panic!("a fault"));
         assert!(
@@ -531,5 +598,40 @@ mod tests {
             panic!("not refused")
         };
         assert_eq!((status, routes.concern(81)), (UNCOMPILED_STATUS, true));
+    }
+
+    /// Routes for the clients of one namespace cannot close the Service for all others.
+    #[test]
+    fn a_table_whose_compilation_panics_refuses_only_its_own_clients() {
+        let rules = [None, Some("front"), Some("back")].map(|it| Arc::new(rule(it)));
+        let table = RouteTable::new(rules.into());
+        let is_broken = |table: &RouteTable| {
+            let consumer = table.rules()[0].consumer.as_ref();
+            consumer.is_some_and(|it| it.as_str() == "front")
+        };
+        let compiled = CompiledRoutes::compile_with(key("s"), table, None, |table| {
+            assert!(!is_broken(table), "a fault");
+            Router::build(table, &RouterLimits::DEFAULT)
+        });
+        let routes =
+            ServiceRoutes::resolve(Arc::new(compiled), FilterChain::default(), &mut NoTargets);
+        let consumers = routes.consumers(80);
+        let decided = |client: &str, port| {
+            let consumer = ConsumerPort::find(&consumers, client);
+            routes.decide_for(consumer, port, &REQUEST, 0).0
+        };
+        // The rules match another path than the request's.
+        assert_eq!(decided("back", 80), RouteOutcome::Nowhere);
+        assert_eq!(decided("other", 80), RouteOutcome::Nowhere);
+        assert!(matches!(
+            decided("front", 80),
+            RouteOutcome::Refuse {
+                status: UNCOMPILED_STATUS,
+                ..
+            }
+        ));
+        // The rule of this namespace is for one port; a broken table has lost that.
+        assert_eq!(routes.consumers(81).len(), 1);
+        assert!(!routes.concern(81) && routes.concern(80));
     }
 }

@@ -164,6 +164,7 @@ pub fn route(
         },
         parent,
         parent_port: None,
+        consumer: None,
         hosts: vec![],
         matches: vec![HttpMatch {
             precedence,

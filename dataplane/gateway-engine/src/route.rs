@@ -7,8 +7,8 @@
 use std::rc::Rc;
 
 use canal_gateway_config::{
-    FilterChain, MatchedFilters, PortTermination, PortView, RouteOutcome, Snapshot, TenantTls,
-    WorkloadView,
+    ConsumerPort, FilterChain, MatchedFilters, MatchedRule, PortTermination, PortView,
+    RouteOutcome, ServiceRoutes, Snapshot, TenantTls, WorkloadView,
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
@@ -375,6 +375,52 @@ fn client_workload<'s>(
         .then_some(&**workload)
 }
 
+/// Returns how a client is routed at a port, if its namespace has routes of its own there.
+#[cold]
+fn consumer_of<'p>(session: &ClientSession, port: &'p PortView) -> Option<&'p ConsumerPort> {
+    ConsumerPort::find(&port.consumers, session.principal.own_namespace()?)
+}
+
+/// Returns what the rules of a port do with a request, and the rule that decides: a rule for the
+/// client's namespace, if it has any.
+fn find_rule<'r, R: RoutableRequest>(
+    worker: &Worker,
+    (session, snapshot): (&ClientSession, &Snapshot),
+    routes: &'r ServiceRoutes,
+    (port, consumer): (&PortView, Option<&ConsumerPort>),
+    request: &R,
+) -> (RouteOutcome, Option<MatchedRule<'r>>) {
+    let (by_path, by_client) = match consumer {
+        None => (port.routed_by_path, port.routed_by_client),
+        Some(own) => (own.routed_by_path, own.routed_by_client),
+    };
+    // Two readings of one path must not lead to different routes. The endpoint gets the path as it
+    // was sent.
+    let normal = if by_path {
+        routing_path(request.path())
+    } else {
+        None
+    };
+    let random = worker.random();
+    match &normal {
+        _ if by_client => {
+            let path = normal.as_deref();
+            let request = OfClient {
+                request,
+                session,
+                workload: client_workload(session, snapshot),
+                path,
+            };
+            routes.decide_for(consumer, port.port, &request, random)
+        }
+        None => routes.decide_for(consumer, port.port, request, random),
+        Some(path) => {
+            let request = AtPath { request, path };
+            routes.decide_for(consumer, port.port, &request, random)
+        }
+    }
+}
+
 /// Returns the endpoint set for a request, and what its rule asks for.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
@@ -391,30 +437,22 @@ fn decide<R: RoutableRequest>(
             .ok_or(ProxyError::NoService);
     };
     let port: &PortView = &service.ports[*port];
+    // The only cost for services without such routes, which are nearly all.
+    let consumer = match port.consumers.is_empty() {
+        true => None,
+        false => consumer_of(session, port),
+    };
+    let is_routed = port.routed || consumer.is_some();
     let mut matched = None;
     let (slot, filters) = match &service.routes {
-        Some(routes) if port.routed => {
-            // Two readings of one path must not lead to different routes. The endpoint gets the
-            // path as it was sent.
-            let normal = if port.routed_by_path {
-                routing_path(request.path())
-            } else {
-                None
-            };
-            let (outcome, rule) = match &normal {
-                _ if port.routed_by_client => {
-                    let path = normal.as_deref();
-                    let request = OfClient {
-                        request,
-                        session,
-                        workload: client_workload(session, snapshot),
-                        path,
-                    };
-                    routes.decide(port.port, &request, worker.random())
-                }
-                None => routes.decide(port.port, request, worker.random()),
-                Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
-            };
+        Some(routes) if is_routed => {
+            let (outcome, rule) = find_rule(
+                worker,
+                (session, snapshot),
+                routes,
+                (port, consumer),
+                request,
+            );
             if let (Some(texts), Some(rule)) = (texts, rule) {
                 texts.route = rule.rule.key.to_string();
             }

@@ -74,7 +74,7 @@ var known = []feature{
 	{features.SupportClusterTrustBundle, "validate certificates by ClusterTrustBundles", "no test of the suite has the name"},
 	{features.SupportMesh, "route requests between the pods of a mesh", ""},
 	{features.SupportMeshClusterIPMatching, "apply routes only to connections to a Service's address", ""},
-	{features.SupportMeshConsumerRoute, "apply a route to the clients of one namespace only", "a route of another namespace than its Service's is refused"},
+	{features.SupportMeshConsumerRoute, "apply a route to the clients of one namespace only", ""},
 	{features.SupportMeshHTTPRouteRewritePath, "rewrite the path in a mesh", ""},
 	{features.SupportMeshHTTPRouteSchemeRedirect, "redirect to another scheme in a mesh", ""},
 	{features.SupportMeshHTTPRouteRedirectPort, "redirect to another port in a mesh", ""},

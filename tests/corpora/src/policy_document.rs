@@ -75,11 +75,6 @@ const REASONS: [(&str, &str, &str); 11] = [
     ),
     (
         "HTTPRoute",
-        "a route for clients of only one namespace",
-        "MeshConsumerRoute is an extended feature",
-    ),
-    (
-        "HTTPRoute",
         "cannot attach to ServiceImport",
         "ParentReference.kind: support of other kinds is implementation-specific",
     ),

@@ -25,15 +25,24 @@ fn of_service(service: &ServiceIr) -> Vec<OracleRequest> {
     let mut found = Vec::new();
     for port in ports.clone().chain([1]) {
         found.push(request(service, port, "/".to_owned()));
-        for rule in service
-            .routes
-            .rules()
-            .iter()
-            .filter(|rule| rule.parent_port.is_none_or(|own| own == port))
-        {
+        let rules = service.tables().flat_map(|table| table.rules());
+        for rule in rules.filter(|rule| rule.parent_port.is_none_or(|own| own == port)) {
             for http in &rule.matches {
-                let matching = build_matching(service, port, rule, http);
+                let mut matching = build_matching(service, port, rule, http);
+                // A condition on the namespace may name another one; then the rule matches nobody.
+                if rule.consumer.is_some() {
+                    matching.client.namespace.clone_from(&rule.consumer);
+                }
                 found.extend(build_variants(&matching));
+                // A client of another namespace is routed by other rules, if there are some for one.
+                if !service.consumers.is_empty() {
+                    let others = service.consumers.keys().cloned().map(Some).chain([None]);
+                    found.extend(others.map(|namespace| {
+                        let mut other = matching.clone();
+                        other.client.namespace = namespace;
+                        other
+                    }));
+                }
                 found.push(matching);
             }
         }

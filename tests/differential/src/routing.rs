@@ -44,11 +44,15 @@ impl RoutingComparison {
         let gateway =
             GatewayTarget::new(&received(&lower::gateway(&ir, &replica, &az, &placement)));
         for (key, service) in &ir.services {
-            assert_eq!(
-                gateway.routes(key),
-                Some(&service.routes),
-                "the rules of {key} and their order are the same on both sides"
-            );
+            let of_consumers = service.consumers.iter();
+            let of_consumers = of_consumers.map(|(namespace, routes)| (Some(namespace), routes));
+            for (client, routes) in of_consumers.chain([(None, &service.routes)]) {
+                assert_eq!(
+                    gateway.routes(key, client),
+                    Some(routes),
+                    "the rules of {key} and their order are the same on both sides"
+                );
+            }
         }
         let names: BTreeSet<_> = ir.workloads.iter().map(|workload| &workload.node).collect();
         let nodes = names

@@ -12,7 +12,7 @@ use canal_gateway_config::{
 };
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_identity::ClientIdentityFactory;
-use canal_model::ids::{Generation, ServiceKey};
+use canal_model::ids::{Generation, Namespace, ServiceKey};
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_table::RouteTable;
 use canal_oracle::answers::OracleAnswer;
@@ -57,9 +57,15 @@ pub fn served_by_replica(text: &str, keyring: &ClientIdentityFactory) -> (Ir, Ar
     (ir, snapshot)
 }
 
-/// A gateway: a router for each service with rules.
+/// A gateway: routers for each service.
 pub struct GatewayTarget {
-    services: BTreeMap<ServiceKey, (Service, RouteTable, Router)>,
+    services: BTreeMap<ServiceKey, ServedService>,
+}
+
+/// A service with its tables and their routers: that for all clients (`None`), and those of namespaces.
+struct ServedService {
+    service: Service,
+    tables: BTreeMap<Option<Namespace>, (RouteTable, Router)>,
 }
 
 impl GatewayTarget {
@@ -83,24 +89,40 @@ impl GatewayTarget {
             _ => None,
         });
         let built = services.map(|service| {
-            let own = RouteTable::new(rules.remove(&service.key).unwrap_or_default());
-            let (router, faults) = Router::build(&own, &RouterLimits::DEFAULT);
-            assert_eq!(
-                faults,
-                [],
-                "the compiler let through what the router of {} refuses",
-                service.key
-            );
-            (service.key.clone(), (service.clone(), own, router))
+            let mut of_clients: BTreeMap<_, Vec<_>> = BTreeMap::from([(None, Vec::new())]);
+            for rule in rules.remove(&service.key).unwrap_or_default() {
+                of_clients
+                    .entry(rule.consumer.clone())
+                    .or_default()
+                    .push(rule);
+            }
+            let tables = of_clients.into_iter().map(|(client, rules)| {
+                let own = RouteTable::new(rules);
+                let (router, faults) = Router::build(&own, &RouterLimits::DEFAULT);
+                assert_eq!(
+                    faults,
+                    [],
+                    "the compiler let through what the router of {} refuses",
+                    service.key
+                );
+                (client, (own, router))
+            });
+            let own = ServedService {
+                service: service.clone(),
+                tables: tables.collect(),
+            };
+            (service.key.clone(), own)
         });
         Self {
             services: built.collect(),
         }
     }
 
-    /// Returns the rules of a service in match order.
-    pub fn routes(&self, service: &ServiceKey) -> Option<&RouteTable> {
-        self.services.get(service).map(|(_, routes, _)| routes)
+    /// Returns the rules of a service in match order: those for all clients, or for the clients of a
+    /// namespace.
+    pub fn routes(&self, service: &ServiceKey, client: Option<&Namespace>) -> Option<&RouteTable> {
+        let tables = &self.services.get(service)?.tables;
+        tables.get(&client.cloned()).map(|(routes, _)| routes)
     }
 
     /// Returns the verdict on a request whose parts are given as they are.
@@ -187,22 +209,25 @@ impl GatewayTarget {
         original: &oracle::OracleRequest,
         request: &R,
     ) -> Result<RouteMatch<'_>, Box<RoutingVerdict>> {
-        let Some((service, _, router)) = self.services.get(&original.service) else {
+        let Some(ServedService { service, tables }) = self.services.get(&original.service) else {
             return Err(Box::new(RoutingVerdict::NoService));
         };
         let Some(port) = service.ports.iter().find(|port| port.port == original.port) else {
             return Err(Box::new(RoutingVerdict::NoService));
         };
-        let is_routed = router
-            .rules()
-            .iter()
-            .any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
-        if port.protocol == AppProtocol::Tcp || !is_routed {
+        let routed_by = |client: &Option<Namespace>| {
+            let (_, router) = tables.get(client)?;
+            let mut rules = router.rules().iter();
+            let is_routed = rules.any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
+            is_routed.then_some(router)
+        };
+        let router = routed_by(&original.client.namespace).or_else(|| routed_by(&None));
+        let Some(router) = router.filter(|_| port.protocol != AppProtocol::Tcp) else {
             return Err(Box::new(RoutingVerdict::Service {
                 service: service.key.clone(),
                 port: port.port,
             }));
-        }
+        };
         let normal = if router.reads_path(port.port) {
             routing_path(request.path())
         } else {

@@ -137,6 +137,7 @@ fn rule(policy: &CorsPolicy) -> Arc<RouteRule> {
         },
         parent: "t/ns/s".parse().unwrap(),
         parent_port: None,
+        consumer: None,
         hosts: vec![],
         matches: vec![],
         action: RouteAction::Split(vec![]),

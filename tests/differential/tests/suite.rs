@@ -3,6 +3,7 @@
 
 mod attempts;
 mod cases;
+mod consumers;
 mod cors;
 mod explained_arrivals;
 mod faults;

@@ -8,6 +8,7 @@
 
 mod attempts;
 pub mod authorization;
+mod consumers;
 mod cors;
 mod faults;
 mod filter_constructors;

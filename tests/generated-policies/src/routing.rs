@@ -13,7 +13,8 @@ use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::canal::{Tenant, TenantSpec};
 use canal_model::policy::gateway_api::{
-    self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition,
+    self, BackendRef, GrantFrom, GrantTo, HttpRouteMatch, HttpRule, Method, ParentRef,
+    PathCondition, ReferenceGrant, ReferenceGrantSpec, ValueCondition,
 };
 use canal_model::policy::istio::{
     self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch,
@@ -21,7 +22,7 @@ use canal_model::policy::istio::{
 use canal_model::policy::kubernetes::{
     ClusterIp, Pod, PodCondition, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport,
 };
-use canal_model::policy::{Document, Metadata, Object, Timestamp};
+use canal_model::policy::{Document, Metadata, Object, ObjectKind, Timestamp};
 use canal_model::program::{Labels, OutboundTrafficPolicy};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -29,7 +30,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
-use crate::{attempts, cors, faults, filters, grpc, mirrors};
+use crate::{attempts, consumers, cors, faults, filters, grpc, mirrors};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -76,7 +77,7 @@ const HOST_PATTERNS: [&str; 3] = ["[a-z.]+", "web|a.*", ".*example.*"];
 const METHOD_PATTERNS: [&str; 3] = ["P.*", "GET|PURGE", "get"];
 const SCHEMES: [&str; 4] = ["http", "https", "HTTP", "h"];
 const SCHEME_PATTERNS: [&str; 2] = ["https?", "http"];
-const CLIENT_NAMESPACES: [&str; 2] = ["shop", "other"];
+const CLIENT_NAMESPACES: [&str; 3] = ["shop", "front", "back"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
@@ -87,9 +88,12 @@ pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
     let routes = (vec(http_route(), 0..4), grpc_routes);
     let virtual_services = vec(virtual_service(), 0..3);
     let udp_routes = vec(udp_route(), 0..3);
-    (routes, virtual_services, vec(request(), 16), udp_routes).prop_map(
-        |((routes, grpc_routes), virtual_services, requests, udp_routes)| {
-            let mut objects = vec![tenant(), destination_rule()];
+    // Of the routes in the order of their numbers, HTTPRoutes and GRPCRoutes each.
+    let consumers = vec(consumers::consumer(), 4);
+    let others = (udp_routes, consumers);
+    (routes, virtual_services, vec(request(), 16), others).prop_map(
+        |((routes, grpc_routes), virtual_services, requests, (udp_routes, consumers))| {
+            let mut objects = vec![tenant(), destination_rule(), grant()];
             objects.extend(
                 SERVICES
                     .iter()
@@ -107,6 +111,7 @@ pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
             objects.extend(numbered("grpc", grpc_routes).map(|(metadata, spec)| {
                 Object::GrpcRoute(gateway_api::GrpcRoute { metadata, spec })
             }));
+            move_to_consumers(&mut objects, &consumers);
             let virtual_services = numbered("vs", virtual_services);
             objects.extend(virtual_services.map(|(metadata, spec)| {
                 Object::VirtualService(istio::VirtualService { metadata, spec })
@@ -114,6 +119,39 @@ pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
             case(objects, requests)
         },
     )
+}
+
+/// Returns the grant for routes of the first consumer.
+fn grant() -> Object {
+    let from = ["HTTPRoute", "GRPCRoute"].map(|kind| GrantFrom {
+        group: "gateway.networking.k8s.io".to_owned(),
+        kind: kind.to_owned(),
+        namespace: name(consumers::CONSUMERS[0]),
+    });
+    let to = GrantTo {
+        group: String::new(),
+        kind: "Service".to_owned(),
+        name: None,
+    };
+    Object::ReferenceGrant(ReferenceGrant {
+        metadata: metadata("consumers", None),
+        spec: ReferenceGrantSpec {
+            from: from.into(),
+            to: vec![to],
+        },
+    })
+}
+
+/// Moves the routes of each kind to these namespaces.
+fn move_to_consumers(objects: &mut [Object], consumers: &[Option<&'static str>]) {
+    for kind in [ObjectKind::HttpRoute, ObjectKind::GrpcRoute] {
+        let routes = objects.iter_mut().filter(|it| it.kind() == kind);
+        for (route, consumer) in routes.zip(consumers) {
+            if let Some(consumer) = consumer {
+                consumers::move_route(route, name(consumer));
+            }
+        }
+    }
 }
 
 pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> GeneratedRouting {

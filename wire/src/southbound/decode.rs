@@ -14,8 +14,8 @@ use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{
-    ResourceDecodeError, decode_trust, load_balancers, route_answers, route_attempts,
-    route_authorizer, route_cors, route_faults, route_filters, route_mirrors,
+    ResourceDecodeError, consumer_rule, decode_trust, load_balancers, route_answers,
+    route_attempts, route_authorizer, route_cors, route_faults, route_filters, route_mirrors,
 };
 use crate::program as w;
 
@@ -504,6 +504,7 @@ fn route_action(
 
 pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
     let at = DecodeContext(name);
+    let (r, consumer) = consumer_rule::decode(&at, r)?;
     let k = at.need("key", r.key)?;
     let key = p::RouteKey {
         tenant: at.name("key.tenant", &k.tenant)?,
@@ -547,6 +548,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         key,
         parent: at.key("parent", r.parent)?,
         parent_port,
+        consumer,
         hosts,
         matches,
         action,

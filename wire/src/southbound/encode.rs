@@ -5,7 +5,7 @@ use canal_model::client_attributes::is_client_attribute;
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
 
-use super::{encode_trust, route_answers};
+use super::{consumer_rule, encode_trust, route_answers};
 use crate::program as w;
 
 impl From<&p::Tenant> for w::Tenant {
@@ -196,7 +196,7 @@ fn values(v: &[p::ValueMatch]) -> Vec<w::ValueMatch> {
         .collect()
 }
 
-fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
+pub(super) fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
     use w::path_match::Path;
     let path = match &m.path {
         p::PathMatch::Exact(s) => Path::Exact(s.clone()),
@@ -259,6 +259,9 @@ pub(super) fn backend(b: &p::Backend) -> w::Backend {
 impl From<&p::RouteRule> for w::Route {
     fn from(r: &p::RouteRule) -> Self {
         use w::route::Action;
+        if let Some(namespace) = &r.consumer {
+            return consumer_rule::encode(r, namespace);
+        }
         let action = match &r.action {
             p::RouteAction::Split(b) => {
                 let split = w::Split {
@@ -317,6 +320,7 @@ impl From<&p::RouteRule> for w::Route {
             cors: r.cors.as_deref().map(w::CorsPolicy::from),
             mirrors: mirrors(r, |mirror| mirror.backend.is_none()),
             backend_mirrors: mirrors(r, |mirror| mirror.backend.is_some()),
+            consumer: None,
         }
     }
 }

@@ -94,6 +94,7 @@ fn routes() -> Vec<Resource> {
         },
         parent: key("alpha/b/reviews"),
         parent_port: Some(9080),
+        consumer: None,
         hosts: vec![
             p::HostMatch::Exact("a.b".into()),
             p::HostMatch::Suffix(".c".into()),
@@ -146,11 +147,21 @@ fn routes() -> Vec<Resource> {
     all.extend(attempted);
     all.extend(faulted);
     all.extend(shared);
+    all.push(of_consumer(rule(split.clone())));
     all.push(Resource::Route(p::RouteRule {
         mirrors: super::route_mirrors::samples(),
         ..rule(split)
     }));
     all
+}
+
+/// Returns the rule with filters, for the clients of one namespace.
+fn of_consumer(rule: p::RouteRule) -> Resource {
+    Resource::Route(p::RouteRule {
+        consumer: Some("front".parse().unwrap()),
+        filters: Some(Box::new(super::route_filters::sample())),
+        ..rule
+    })
 }
 
 fn samples() -> Vec<Resource> {
@@ -162,6 +173,43 @@ fn samples() -> Vec<Resource> {
         [(ResourceKind::Bundle, "alpha/a.example", "v1")],
     )));
     all
+}
+
+/// A data plane that does not know rules for the clients of one namespace reads one that refuses every
+/// request of the port before all other rules.
+#[test]
+fn an_older_data_plane_refuses_where_a_rule_is_for_some_clients() {
+    let is_for_some =
+        |it: &Resource| matches!(it, Resource::Route(rule) if rule.consumer.is_some());
+    let rule = routes().into_iter().find(is_for_some).expect("a sample");
+    let mut older = wire::Route::decode(&encode(&rule)[..]).unwrap();
+    older.consumer = None;
+    let read = decode(ResourceKind::Route, &rule.name(), &older.encode_to_vec()).unwrap();
+    let (Resource::Route(rule), Resource::Route(read)) = (rule, read) else {
+        panic!("a route")
+    };
+    assert_eq!(
+        (&read.parent, read.parent_port),
+        (&rule.parent, rule.parent_port)
+    );
+    let status = match &read.action {
+        p::RouteAction::Refuse { status, .. } => *status,
+        other => panic!("{other:?}"),
+    };
+    let everything = p::PathMatch::StringPrefix(String::new());
+    let [http] = &read.matches[..] else {
+        panic!("{read:?}")
+    };
+    assert_eq!(
+        (status, &http.path, read.hosts.len()),
+        (503, &everything, 0)
+    );
+    assert!(http.method.is_none() && http.headers.is_empty() && http.query.is_empty());
+    assert!(
+        rule.matches
+            .iter()
+            .all(|it| http.precedence < it.precedence)
+    );
 }
 
 /// The order of resources does not matter; every kind, name, version and their number does.
@@ -446,6 +494,41 @@ fn workload_with_udp_ports(ports: Vec<u32>) -> (ResourceKind, String, Vec<u8>) {
 /// A case's name, a broken message, and a part of the text that the NACK must contain.
 type BrokenCase = (&'static str, (ResourceKind, String, Vec<u8>), &'static str);
 
+fn broken_consumers() -> Vec<BrokenCase> {
+    let route = broken_route;
+    vec![
+        (
+            "no namespace of clients",
+            route(|m| m.consumer = Some(Box::default())),
+            "field consumer.namespace",
+        ),
+        (
+            "no rule for the clients",
+            route(|m| {
+                m.consumer = Some(Box::new(wire::ConsumerRule {
+                    namespace: "front".into(),
+                    rule: None,
+                }))
+            }),
+            "field consumer.rule: is missing",
+        ),
+        (
+            "a rule for the clients of two namespaces",
+            route(|m| {
+                let inner = wire::Route {
+                    consumer: Some(Box::default()),
+                    ..wire::Route::default()
+                };
+                m.consumer = Some(Box::new(wire::ConsumerRule {
+                    namespace: "front".into(),
+                    rule: Some(Box::new(inner)),
+                }))
+            }),
+            "has a rule for clients in it",
+        ),
+    ]
+}
+
 fn broken_matches() -> Vec<BrokenCase> {
     let route = broken_route;
     vec![
@@ -555,8 +638,8 @@ fn broken_resources() -> Vec<BrokenCase> {
 /// contain.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
-    for (case, (kind, name, bytes), text) in broken_resources().into_iter().chain(broken_matches())
-    {
+    let cases = broken_resources().into_iter().chain(broken_matches());
+    for (case, (kind, name, bytes), text) in cases.chain(broken_consumers()) {
         let e = decode(kind, &name, &bytes).unwrap_err().to_string();
         assert!(e.contains(text), "{case}: {e}");
     }

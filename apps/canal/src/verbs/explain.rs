@@ -386,6 +386,7 @@ fn format_explanation(explained: &Explanation) -> Value {
         .map(|(target, reason)| json!({ "target": target.to_string(), "why": reason.to_string() }));
     json!({
         "route": explained.route,
+        "consumer": explained.consumer.as_ref().map(ToString::to_string),
         "matches": explained.matches.iter().map(format_match).collect::<Vec<_>>(),
         "path": explained.path.as_ref().map(ToString::to_string),
         "refusals": refusals.collect::<Vec<_>>(),

@@ -2,6 +2,7 @@
 //! which subscriber receives which resource.
 
 use canal_model::program::{Resource, RouteRule};
+use canal_model::route_table::RouteTable;
 
 use crate::ir::Ir;
 use crate::ir_ingress::GatewayIr;
@@ -21,13 +22,9 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
     let mut routes = Vec::<RouteRule>::new();
     for service in ir.services.into_values() {
         services.push(Resource::Service(service.service));
-        routes.extend(
-            service
-                .routes
-                .into_rules()
-                .into_iter()
-                .map(std::sync::Arc::unwrap_or_clone),
-        );
+        let tables = std::iter::once(service.routes).chain(service.consumers.into_values());
+        let rules = tables.flat_map(RouteTable::into_rules);
+        routes.extend(rules.map(std::sync::Arc::unwrap_or_clone));
     }
     for (gateway, own, table) in ir.ingress.into_iter().filter_map(GatewayIr::into_program) {
         ingress.push(Resource::Ingress(gateway));

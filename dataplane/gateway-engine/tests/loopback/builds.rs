@@ -57,6 +57,7 @@ fn large(of: &str) -> Vec<Resource> {
             },
             parent: key(of, &name(n)),
             parent_port: None,
+            consumer: None,
             hosts: vec![],
             matches: all,
             filters: None,

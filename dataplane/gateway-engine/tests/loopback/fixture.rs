@@ -134,6 +134,7 @@ pub(crate) fn route(
         },
         parent: key(TENANT, service),
         parent_port: None,
+        consumer: None,
         hosts: vec![],
         matches: vec![http],
         filters: None,

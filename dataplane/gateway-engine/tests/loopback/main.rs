@@ -9,6 +9,7 @@ mod balance;
 mod builds;
 mod client_attributes;
 mod closed;
+mod consumers;
 mod cors;
 mod credit;
 mod exchanges;

@@ -56,6 +56,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         },
         parent: id("t/ns/svc"),
         parent_port: None,
+        consumer: None,
         hosts,
         matches,
         filters: None,

@@ -115,6 +115,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             },
             parent: key(s),
             parent_port: None,
+            consumer: None,
             hosts: vec![],
             matches: vec![HttpMatch {
                 precedence: no_precedence(),
