@@ -184,6 +184,7 @@ fn close_beyond_limit(
                 "use fewer hosts, or the same routes on all of them",
             );
             let reason = ListenerFaultReason::Invalid;
+            let problem = problem.clone();
             let fault = Arc::new(ListenerFault { reason, problem });
             listener.listener.closed.get_or_insert(fault);
         }
