@@ -126,15 +126,7 @@ impl Surroundings {
                     }
                 }
             }
-            // Routes of these three kinds have only Gateways as parents.
-            Object::TlsRoute(route) => {
-                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                backends.for_each(|backend| self.add_backend(found, namespace, backend));
-            }
-            Object::TcpRoute(route) => {
-                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                backends.for_each(|backend| self.add_backend(found, namespace, backend));
-            }
+            // A UDPRoute of the corpora has only Gateways as parents.
             Object::UdpRoute(route) => {
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
                 backends.for_each(|backend| self.add_backend(found, namespace, backend));
