@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::certificate::ServingCertificate;
 use crate::ids::{Namespace, ObjectName, SecretKey, ServiceKey, TenantName};
+use crate::listener_filters::ListenerFilter;
 use crate::policy::ObjectKind;
 use crate::program::{HostMatch, Labels};
 
@@ -104,6 +105,8 @@ pub struct Listener {
     /// Secrets with the certificates of a listener that terminates TLS, in the order in which it
     /// names them.
     pub certificates: Vec<SecretKey>,
+    /// Filters of the requests of a listener for HTTP or HTTPS, in the order in which they run.
+    pub filters: Vec<ListenerFilter>,
     /// The reason why the listener takes no requests, if it takes none.
     pub closed: Option<Arc<ListenerFault>>,
 }
@@ -172,6 +175,10 @@ pub enum ListenerFaultReason {
     UnsupportedProtocol,
     /// A field has a value that Canal does not support.
     UnsupportedValue,
+    /// A filter of requests is of a type that Canal does not support.
+    UnsupportedFilter,
+    /// A filter of requests is broken.
+    InvalidFilter,
     /// Another listener of the port has another protocol.
     ProtocolConflict,
     /// Another listener of the port has the same host.
@@ -196,7 +203,8 @@ impl ListenerFaultReason {
             Self::InvalidParameters => "InvalidParameters",
             Self::UnsupportedAddress => "UnsupportedAddress",
             Self::UnsupportedProtocol => "UnsupportedProtocol",
-            Self::UnsupportedValue => "UnsupportedValue",
+            Self::UnsupportedValue | Self::UnsupportedFilter => "UnsupportedValue",
+            Self::InvalidFilter => "InvalidListenerFilter",
             Self::ProtocolConflict => "ProtocolConflict",
             Self::HostnameConflict => "HostnameConflict",
             Self::InvalidRouteKinds => "InvalidRouteKinds",

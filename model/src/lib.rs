@@ -15,6 +15,7 @@ pub mod identity;
 pub mod ids;
 pub mod ingress;
 pub mod limits;
+pub mod listener_filters;
 pub mod load_balancing;
 pub mod plan;
 pub mod policy;

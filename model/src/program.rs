@@ -15,6 +15,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::listener_filters::ListenerFilter;
 use crate::load_balancing::{LoadBalancer, PortLoadBalancer};
 use crate::request_fraction::RequestFraction;
 use crate::route_attempts::AttemptPolicy;
@@ -350,7 +351,8 @@ pub struct IngressGateway {
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects: those that relay are
     /// after the others, those of ports on which a listener terminates TLS and relays after these,
-    /// and those of `proxied_ports` are last.
+    /// those of `proxied_ports` after these, and those of ports on which a listener has filters are
+    /// last.
     pub listeners: Vec<IngressListener>,
     /// Validation of clients' certificates. A listener that has none asks for none.
     pub client_validations: Vec<ClientValidation>,
@@ -379,6 +381,8 @@ pub struct IngressListener {
     /// The protocol of connections whose bytes are relayed without being read; `None` on a port for
     /// HTTP or HTTPS.
     pub relay: Option<RelayProtocol>,
+    /// Filters of requests, in the order in which they run. A listener that relays has none.
+    pub filters: Vec<ListenerFilter>,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
 }
@@ -388,6 +392,12 @@ impl IngressGateway {
     pub fn terminating_ports(&self) -> BTreeSet<u16> {
         terminating_ports(&self.listeners)
     }
+}
+
+/// Returns the ports on which one of the listeners has filters of requests.
+pub fn filtering_ports(listeners: &[IngressListener]) -> BTreeSet<u16> {
+    let filtering = listeners.iter().filter(|it| !it.filters.is_empty());
+    filtering.map(|it| it.port).collect()
 }
 
 /// Returns the ports on which one of the listeners terminates TLS and relays the plaintext.

@@ -13,6 +13,7 @@ mod encode_tier;
 mod encode_trust;
 mod ingress;
 mod listener_certificate;
+mod listener_filters;
 mod load_balancers;
 pub mod manifest;
 pub mod parts;

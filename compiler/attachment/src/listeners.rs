@@ -31,7 +31,7 @@ use crate::certificates::CertificateIndex;
 use crate::faults::{fault, fault_of, is_within};
 use crate::frontend_validation::{AuthorityIndex, FrontendValidation, GATEWAY_TLS, PortValidation};
 use crate::kinds::{KindHosts, route_kinds};
-use crate::{DocumentReport, GROUP, Written, hostname, shorten};
+use crate::{DocumentReport, GROUP, Written, hostname, listener_filters, shorten};
 
 /// Value of `controllerName` in the GatewayClasses that are Canal's.
 pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
@@ -693,6 +693,7 @@ fn read_listener(
         Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
         None => written.name.to_string(),
     };
+    listener_filters::check(&written.filters, &protocol, &field, &mut closed, report);
     PlacedListener {
         listener: Listener {
             name,
@@ -700,6 +701,8 @@ fn read_listener(
             protocol,
             host,
             certificates: Vec::new(),
+            // The compiler finds the Services that filters name.
+            filters: Vec::new(),
             closed,
         },
         section: Some(written.name.clone()),

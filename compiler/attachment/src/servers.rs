@@ -597,6 +597,7 @@ impl ServerReader<'_, '_, '_> {
                 protocol: server.protocol.clone(),
                 host,
                 certificates: server.certificates.clone(),
+                filters: Vec::new(),
                 closed: server.closed.clone(),
             },
             section: None,

@@ -67,6 +67,8 @@ pub struct ArrivalExplanation {
     pub listeners: Vec<ListenerTrace>,
     /// What the gateway does with TLS, as text.
     pub tls: String,
+    /// Filters that the listener runs before a route is selected, in order, each as text.
+    pub filters: Vec<String>,
     /// The rule that decides; `None` if there is none.
     pub rule: Option<RouteKey>,
     /// The rule's action with its filters, or the reason why no rule decides.
@@ -188,6 +190,7 @@ impl<'a> Arrival<'a> {
                 self.protocol,
                 self.taking_listener(&name),
             ),
+            filters: self.filters(&name),
             rule: deciding.map(|(rule, _)| rule.key.clone()),
             route: String::new(),
             matches: Vec::new(),
@@ -223,6 +226,14 @@ impl<'a> Arrival<'a> {
     fn taking_listener(&self, name: &SelectingName) -> Option<&'a ListenerIr> {
         self.protocol?;
         listener_for(self.gateway, self.arrival.port, name.text())
+    }
+
+    /// Returns the filters of the listener that takes the request.
+    fn filters(&self, name: &SelectingName) -> Vec<String> {
+        let listener = self.taking_listener(name).map(|it| &it.listener);
+        let open = listener.filter(|it| it.closed.is_none());
+        let filters = open.into_iter().flat_map(|it| &it.filters);
+        filters.map(text::listener_filter).collect()
     }
 
     /// Returns what the listeners decide. A deciding rule may still refuse or answer.
@@ -322,6 +333,10 @@ impl<'a> Arrival<'a> {
                     format!("the host's listener is closed ({reason}: {problem})"),
                 )
             }
+            IngressVerdict::RefusedByFilter(listener) => reply(
+                500,
+                format!("the authorizer of a filter of listener {listener} could not be resolved"),
+            ),
             IngressVerdict::Routed { listener, verdict } => {
                 let outcome = match verdict {
                     RoutingVerdict::Split { .. } => ArrivalOutcome::Forwarded,

@@ -39,6 +39,15 @@ impl fmt::Display for ArrivalExplanation {
             writeln!(f, "   listeners of other ports: {}", others.join(", "))?;
         }
         writeln!(f, "tls: {}", self.tls)?;
+        for (number, filter) in (1..).zip(&self.filters) {
+            writeln!(f, "filter {number}, before the route: {filter}")?;
+        }
+        if !self.filters.is_empty() {
+            writeln!(
+                f,
+                "   the route is that of the request as the filters leave it"
+            )?;
+        }
         writeln!(f, "route: {}", self.route)?;
         write_matches(f, &self.matches)?;
         for (host, count) in self.other_hosts.iter().take(OTHER_HOSTS_MAX) {

@@ -11,7 +11,7 @@ use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
 use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
 use canal_model::program::{
     HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RelayProtocol, RouteRule,
-    VirtualHost, terminating_ports,
+    VirtualHost, filtering_ports, terminating_ports,
 };
 use canal_model::route_table::RouteTable;
 
@@ -106,20 +106,33 @@ impl GatewayIr {
                     // HTTP and HTTPS are served; `ports` has no other protocol.
                     _ => None,
                 },
+                // A closed listener has no routes, so nothing would follow its filters.
+                filters: if is_open {
+                    it.listener.filters
+                } else {
+                    Vec::new()
+                },
                 virtual_hosts: it.virtual_hosts,
             })
         });
         let mut listeners: Vec<IngressListener> = listeners.collect();
         // The wire format keeps listeners that relay apart from the others, because older gateways
-        // would serve them as HTTP, or pass through what is to be terminated. No port has two of
-        // these kinds, so their order decides nothing.
+        // would serve them as HTTP, or pass through what is to be terminated, and so does it keep
+        // those of ports with filters. No port has two of these kinds, so their order decides nothing.
         let terminating = terminating_ports(&listeners);
+        let filtering = filtering_ports(&listeners);
         let mut proxied_ports = self.proxied_ports;
         proxied_ports.retain(|port| ports.contains_key(port));
         listeners.sort_by_key(|it| {
             let is_proxied = proxied_ports.contains(&it.port);
             let is_terminating = terminating.contains(&it.port);
-            (is_proxied, it.relay.is_some(), is_terminating)
+            let is_filtering = filtering.contains(&it.port);
+            (
+                is_filtering,
+                is_proxied && !is_filtering,
+                it.relay.is_some(),
+                is_terminating,
+            )
         });
         let id = self.id.filter(|_| !listeners.is_empty())?;
         // A listener may have been closed after its certificates were found.
@@ -193,6 +206,9 @@ impl fmt::Display for GatewayIr {
             }
             for (namespace, name) in &listener.certificates {
                 writeln!(f, "    certificate {namespace}/{name}")?;
+            }
+            for filter in &listener.filters {
+                writeln!(f, "    filter {}", text::listener_filter(filter))?;
             }
             for host in virtual_hosts {
                 writeln!(f, "    host {}", text::host(host.host.as_ref()))?;

@@ -20,6 +20,10 @@
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
 //!   specific host that matches. A closed listener keeps its host, so that no other listener answers
 //!   for it.
+//! - The filters of the listener run first, in order. Each may refuse the request, or set headers
+//!   that rules match, but not its host. The interpreter calls no authorizer: it answers for a request
+//!   as the last filter left it. A filter that could not be resolved refuses all requests with 500. A
+//!   preflight that the gateway answers for the rule which it matches passes no other filter.
 //! - A rule that names a port applies on that port's listeners only.
 //! - Of the listener's rules that match, that of the most specific host decides, as its route names
 //!   it; of those of one host, the first in match order. If none matches, the response is 404.
@@ -32,6 +36,7 @@ use std::sync::Arc;
 use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
 
 use crate::ir::Ir;
@@ -58,7 +63,9 @@ pub enum IngressVerdict {
     NoHost,
     /// The listener of the host is closed: 404.
     Closed(Arc<ListenerFault>),
-    /// The listener's routes decide.
+    /// A filter of the listener, by its name, could not be resolved: 500.
+    RefusedByFilter(String),
+    /// The listener's routes decide, once its filters have allowed the request.
     Routed {
         /// Name of the listener.
         listener: String,
@@ -125,6 +132,9 @@ pub fn decide(
     };
     if let Some(fault) = &chosen.listener.closed {
         return IngressVerdict::Closed(fault.clone());
+    }
+    if chosen.listener.filters.contains(&ListenerFilter::Refuse) {
+        return IngressVerdict::RefusedByFilter(chosen.listener.name.clone());
     }
     IngressVerdict::Routed {
         listener: chosen.listener.name.clone(),

@@ -7,11 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
 use canal_model::certificate::{CaCertificates, ServingCertificate};
 use canal_model::ids::ServiceKey;
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{
     Backend, BackendTarget, EndpointPort, HostMatch, Labels, RouteAction, RouteRule, Workload,
 };
 
-use crate::route_weight::RouteWeights;
+use crate::route_weight::{self, RouteWeights};
 
 /// Bytes of one host of a route on a listener, without its text.
 /// Nobody measured it alone; it is twice that of a match in the tables of a host
@@ -208,6 +209,17 @@ impl ResourceBudget {
     /// Counts certificates of authorities, which are a part of a Gateway's resource.
     pub fn add_authorities(&mut self, authorities: &CaCertificates) {
         self.used.bytes += authorities.pem.len() as u64;
+    }
+
+    /// Counts a filter of a listener: it is in the Gateway's resource, and gateways keep it beside the
+    /// listener's routes. Returns false if compiling must stop.
+    pub fn add_listener_filter(&mut self, filter: &ListenerFilter) -> bool {
+        if let ListenerFilter::Authorize(authorizer) = filter {
+            let bytes = route_weight::authorizer_bytes(authorizer);
+            self.used.bytes += bytes;
+            self.used.route_table_bytes += bytes;
+        }
+        !self.is_exceeded()
     }
 
     /// Returns the bytes that further resources may take.

@@ -164,7 +164,8 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
         + modifier(&filters.response_headers)
 }
 
-fn authorizer_bytes(authorizer: &RouteAuthorizer) -> u64 {
+/// Returns the bytes of the authorizer of a rule or a listener.
+pub(crate) fn authorizer_bytes(authorizer: &RouteAuthorizer) -> u64 {
     let names = |names: &[String]| {
         names
             .iter()

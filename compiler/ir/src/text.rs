@@ -8,6 +8,7 @@ use canal_model::client_attributes::ClientAttribute;
 use canal_model::client_validation::ClientValidation;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::gateway_object;
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::load_balancing::{HashKey, HashTableKind, LoadBalancer, PortLoadBalancer};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
@@ -147,6 +148,9 @@ fn ingress(gateway: &IngressGateway) -> String {
         text += &format!("\n  listener {name} {port}{protocol} for {of} {state}");
         for (namespace, secret) in listener.certificates.iter().flatten() {
             text += &format!("\n    certificate {namespace}/{secret}");
+        }
+        for filter in &listener.filters {
+            text += &format!("\n    filter {}", listener_filter(filter));
         }
         for virtual_host in &listener.virtual_hosts {
             let routes = virtual_host.routes.iter();
@@ -513,7 +517,8 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     let Some(filters) = filters else {
         return String::new();
     };
-    let mut text = authorizer(filters.authorizer.as_deref());
+    let authorizer = filters.authorizer.as_deref();
+    let mut text = authorizer.map_or_else(String::new, |it| format!(", {}", checked_by(it)));
     text += &header_changes("request", &filters.request_headers);
     text += &header_changes("response", &filters.response_headers);
     if let Some(host) = &filters.rewrite.host {
@@ -526,11 +531,16 @@ fn filters(filters: Option<&RouteFilters>) -> String {
     text + &path_change(filters.rewrite.path.as_ref())
 }
 
-/// Formats the authorizer of a rule, with a comma before it; returns an empty text for none.
-fn authorizer(authorizer: Option<&RouteAuthorizer>) -> String {
-    let Some(authorizer) = authorizer else {
-        return String::new();
-    };
+/// Formats a filter of a listener.
+pub fn listener_filter(filter: &ListenerFilter) -> String {
+    match filter {
+        ListenerFilter::Authorize(authorizer) => checked_by(authorizer),
+        ListenerFilter::Refuse => "refuse 500".to_owned(),
+    }
+}
+
+/// Formats the authorizer of a rule or a listener.
+fn checked_by(authorizer: &RouteAuthorizer) -> String {
     let RouteAuthorizer {
         service,
         port,
@@ -544,13 +554,13 @@ fn authorizer(authorizer: Option<&RouteAuthorizer>) -> String {
         names => format!(" with {of} headers {}", names.join(" ")),
     };
     let mut text = match protocol {
-        RouteAuthorizerProtocol::Grpc => format!(", checked by {server} over gRPC"),
+        RouteAuthorizerProtocol::Grpc => format!("checked by {server} over gRPC"),
         RouteAuthorizerProtocol::Http {
             path_prefix,
             response_headers,
         } => {
             let listed = list("response", response_headers);
-            format!(", checked by {server} over HTTP below {path_prefix:?}{listed}")
+            format!("checked by {server} over HTTP below {path_prefix:?}{listed}")
         }
     };
     text += &list("request", headers);

@@ -23,9 +23,10 @@ use crate::limits::HOSTS_PER_ROUTE_MAX;
 use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
-/// Maximum length of the reason why rules refuse on a Gateway, in characters.
+/// Maximum length of the reason why rules refuse on a Gateway, or why a filter closes a listener, in
+/// characters.
 /// Operators find the whole text in the diagnostic of the route.
-const FAULT_CHARACTERS_MAX: usize = 400;
+pub(super) const FAULT_CHARACTERS_MAX: usize = 400;
 
 /// The listeners of a tenant, and the routes on them.
 #[derive(Default)]

@@ -12,6 +12,7 @@ mod gateway_replica;
 mod grpc_route;
 mod http_route;
 mod ingress;
+mod listener_filters;
 mod load_balancer;
 mod manual_endpoints;
 mod node;
@@ -214,6 +215,8 @@ fn routes(
         grants: &corpus.grants,
     };
     let mut ingress = ingress::resolve(input, corpus, is_on_tier, budget, report);
+    // Before routes are attached: they do not attach to a listener that a filter closes.
+    listener_filters::resolve(corpus, &destinations, &mut ingress, budget, report);
     let rules = rules(corpus, &destinations, &mut ingress, budget, report);
     (rules, ingress)
 }

@@ -16,7 +16,7 @@ pub(crate) const MEASURED_BYTES_MAX: usize = 1 << 30;
 /// The costs that are known so far.
 #[derive(Debug, Default)]
 pub(crate) struct PatternCosts {
-    known: HashMap<String, Result<usize, String>>,
+    costs: HashMap<String, Result<usize, String>>,
     bytes: usize,
     is_exhausted: bool,
 }
@@ -28,8 +28,8 @@ impl PatternCosts {
         pattern: &str,
         build: impl FnOnce() -> Result<usize, String>,
     ) -> Result<usize, String> {
-        if let Some(known) = self.known.get(pattern) {
-            return known.clone();
+        if let Some(cost) = self.costs.get(pattern) {
+            return cost.clone();
         }
         if self.bytes >= MEASURED_BYTES_MAX {
             self.is_exhausted = true;
@@ -40,7 +40,7 @@ impl PatternCosts {
         let cost = build();
         // An expression that is too large is built up to the limit.
         self.bytes += cost.as_ref().copied().unwrap_or(REGEX_AUTOMATON_BYTES_MAX);
-        self.known.insert(pattern.to_owned(), cost.clone());
+        self.costs.insert(pattern.to_owned(), cost.clone());
         cost
     }
 

@@ -1,5 +1,5 @@
-//! Resolves the filter `ExternalAuth` of an HTTPRoute's rule. It restricts who reaches the
-//! backends, so a broken one breaks its rule.
+//! Resolves the filter `ExternalAuth` of an HTTPRoute's rule, or of a listener. It restricts who
+//! reaches the backends, so a broken one breaks its rule.
 
 use canal_model::authorization::AUTHORIZER_BODY_BYTES_MAX;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
@@ -34,7 +34,11 @@ pub(super) fn of_http_route(
     }
 }
 
-fn read(
+/// Resolves a filter.
+///
+/// # Errors
+/// A field of the filter is not valid, or its server is not found.
+pub(super) fn read(
     written: &HttpExternalAuthFilter,
     resolve: &dyn Fn(&BackendRef) -> Result<BackendTarget, FieldIssue>,
 ) -> Result<RouteAuthorizer, FieldIssue> {

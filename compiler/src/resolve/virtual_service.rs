@@ -346,7 +346,7 @@ impl VirtualServices<'_> {
             gateways: Vec::new(), // The point is one Service or Gateway: its bytes are above.
             costs: std::mem::take(&mut self.costs),
         };
-        // A broken object refuses all requests, even if none of its rules could be read.
+        // A broken object refuses all requests, also without a rule that could be read.
         let implied = spec
             .http
             .is_empty()

@@ -64,6 +64,9 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         IngressVerdict::Misdirected => "421, misdirected".to_owned(),
         IngressVerdict::NoHost => "404, no listener has the host".to_owned(),
         IngressVerdict::Closed(fault) => format!("404, closed {}", fault.reason.as_str()),
+        IngressVerdict::RefusedByFilter(listener) => {
+            format!("500, a filter of {listener} could not be resolved")
+        }
         IngressVerdict::Routed { listener, verdict } => {
             let validation = match transport {
                 ArrivalTransport::Plaintext => None,

@@ -219,7 +219,7 @@ const GATEWAY_NOISE: [&str; 3] = [
     "spec.infrastructure.annotations",
 ];
 
-const GATEWAY: [KnownField; 6] = [
+const GATEWAY: [KnownField; 5] = [
     left_out(
         "spec.tls.backend",
         "the Gateway has no client certificate: it reaches backends by the mesh's own TLS",
@@ -242,24 +242,21 @@ const GATEWAY: [KnownField; 6] = [
         CLIENT_CERTIFICATES,
         USE_FRONTEND,
     ),
-    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
 
-const LISTENER_SET: [KnownField; 3] = [
+const LISTENER_SET: [KnownField; 2] = [
     never("spec.listeners[].tls.options", TLS_OPTIONS, REMOVE),
     never(
         "spec.listeners[].tls.frontendValidation",
         CLIENT_CERTIFICATES,
         USE_FRONTEND,
     ),
-    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
 
 const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str =
     "Gateway API has the validation of clients at the Gateway since v1.4";
 const USE_FRONTEND: &str = "write it as spec.tls.frontend of the Gateway";
-const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
 const HTTP_ROUTE: [KnownField; 4] = [
     USE_DEFAULT_GATEWAYS,

@@ -38,6 +38,9 @@ impl FilterChain {
     const COPY_REQUESTS: Self = Self(128);
     /// Calls the authorizer that the rule names, once the policies allow the request.
     const CALL_AUTHORIZER: Self = Self(256);
+    /// Sends the headers that the filters of the listener set. These ran before the request was
+    /// routed.
+    const KEEP_LISTENER_CHANGES: Self = Self(512);
     /// The filters that read the rule of a request that is forwarded.
     const OF_MATCHED_RULE: Self = Self(
         Self::CHANGE_HEADS.0
@@ -110,6 +113,11 @@ impl FilterChain {
         }
     }
 
+    /// Returns the filter of a request that has passed the filters of its listener.
+    pub fn of_listener() -> Self {
+        Self::KEEP_LISTENER_CHANGES
+    }
+
     /// Returns the filter of a rule whose requests the gateway answers itself.
     pub fn of_answer() -> Self {
         Self::ANSWER
@@ -154,6 +162,15 @@ impl FilterChain {
     #[inline]
     pub fn calls_authorizer(self) -> bool {
         self.has(Self::CALL_AUTHORIZER)
+    }
+
+    /// True if the request is authorized even where no policy applies: its rule names an authorizer,
+    /// or it passed one of its listener.
+    #[inline]
+    pub fn is_authorized(self) -> bool {
+        self.has(Self(
+            Self::CALL_AUTHORIZER.0 | Self::KEEP_LISTENER_CHANGES.0,
+        ))
     }
 
     /// True if the rule sends copies of requests.
@@ -223,6 +240,10 @@ mod tests {
         assert!(
             checked.calls_authorizer() && checked.reads_rule() && !checked.runs_before_balance()
         );
+        let passed = FilterChain::of_listener();
+        assert!(passed.is_authorized() && checked.is_authorized() && !heads.is_authorized());
+        assert!(!passed.calls_authorizer() && !passed.reads_rule());
+        assert!(!passed.runs_before_balance());
         assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{
     HostMatch, IngressGateway, IngressListener, RouteObject, RouteRule, VirtualHost,
 };
@@ -17,12 +18,16 @@ use hashbrown::HashMap;
 pub(crate) struct ListenerIndex {
     pub(crate) gateway: Arc<IngressGateway>,
     ports: HashMap<u16, HostTable<ListenerHosts>>,
+    /// True if a listener has filters. Nearly no Gateway has one.
+    has_filters: bool,
 }
 
 /// The hosts of one listener, each with the position of its routes.
 #[derive(Debug, Default)]
 struct ListenerHosts {
     is_open: bool,
+    /// `None` if there are none.
+    filters: Option<Arc<[ListenerFilter]>>,
     hosts: HostTable<usize>,
 }
 
@@ -54,12 +59,34 @@ impl ListenerIndex {
                 hosts.insert(&host_text(host.host.as_ref()), table_of(host));
             }
             let is_open = listener.is_open;
+            let has_filters = !listener.filters.is_empty();
+            let filters = has_filters.then(|| listener.filters.clone().into());
             ports.entry(listener.port).or_default().insert(
                 &host_text(listener.host.as_ref()),
-                ListenerHosts { is_open, hosts },
+                ListenerHosts {
+                    is_open,
+                    filters,
+                    hosts,
+                },
             );
         }
-        (Self { gateway, ports }, tables)
+        let has_filters = gateway.listeners.iter().any(|it| !it.filters.is_empty());
+        let index = Self {
+            gateway,
+            ports,
+            has_filters,
+        };
+        (index, tables)
+    }
+
+    /// Returns the filters of the listener that takes a request, if it has any. A closed listener
+    /// refuses its requests without them.
+    pub(crate) fn filters(&self, port: u16, host: &[u8]) -> Option<&Arc<[ListenerFilter]>> {
+        if !self.has_filters {
+            return None;
+        }
+        let listener = self.ports.get(&port)?.get(host)?;
+        listener.filters.as_ref().filter(|_| listener.is_open)
     }
 
     /// Visits the tables that apply to a request, the one of the most specific host first, until

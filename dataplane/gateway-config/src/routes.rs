@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use canal_model::ids::{Namespace, ServiceKey};
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{
     BackendTarget, HttpMatch, IngressGateway, Labels, PathMatch, RouteAction, RouteKey, RouteRule,
 };
@@ -427,6 +428,13 @@ impl ServiceRoutes {
     pub fn is_misdirected(&self, port: u16, server_name: Option<&str>, host: &[u8]) -> bool {
         let listeners = self.compiled.listeners.as_ref();
         listeners.is_some_and(|it| it.is_misdirected(port, server_name, host))
+    }
+
+    /// Returns the filters that a request to this port passes before it is routed, if its listener has
+    /// any.
+    #[inline]
+    pub fn listener_filters(&self, port: u16, host: &[u8]) -> Option<&Arc<[ListenerFilter]>> {
+        self.compiled.listeners.as_ref()?.filters(port, host)
     }
 
     /// Routes a request to this port, and returns the rule that matched. The client has no routes of

@@ -10,7 +10,6 @@
 
 pub(crate) mod buffered_body;
 pub(crate) mod ext_authz;
-mod forwarded_client;
 mod gateway_attributes;
 pub(crate) mod reauthorize;
 pub(crate) mod route_authorizer;

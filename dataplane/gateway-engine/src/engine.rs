@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_gateway_config::{EndpointSet, PortView, ServiceView, Snapshot, TenantView};
 use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder, TenantBuilds};
+use canal_gateway_io::watchdog;
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, TenantName};
 use canal_model::program::{Resource, ResourceKind};
@@ -24,7 +25,7 @@ use crate::accept::{self, ListenerFds};
 use crate::config::GatewayConfig;
 use crate::rebalance;
 use crate::table_builds::TableBuilds;
-use crate::watchdog;
+
 use crate::worker::{EngineShared, Handover};
 
 /// Reason why an engine did not start.

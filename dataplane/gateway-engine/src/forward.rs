@@ -10,8 +10,8 @@ mod exchange;
 mod faults;
 pub(crate) mod http1;
 pub(crate) mod http2;
+mod listener_filters;
 mod mirrors;
-mod version;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -23,6 +23,7 @@ use canal_gateway_config::{
     AnsweredRequest, DestinationPolicy, GeneratedCookie, MatchedFilters, REWRITTEN_DOT_SEGMENT,
     RequestMutations, RouteReply, hash_of_request, jwt,
 };
+use canal_gateway_http::endpoint_version::decide_version;
 use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use canal_gateway_http::heads;
 use canal_gateway_http::proxy_error::ProxyError;
@@ -50,7 +51,7 @@ use crate::forward::exchange::{
     DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, ReplayedBody, SuspendedExchange,
     UpstreamSide,
 };
-use crate::forward::version::decide_version;
+use crate::forward::listener_filters::PassedListener;
 use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, PolicyRetry, ReplayConditions};
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
@@ -256,6 +257,8 @@ pub(crate) struct RequestState {
     response_headers: Option<Box<HeaderModifier>>,
     /// Timeouts and retries that the rule asks for; `None` for nearly all requests.
     limits: Option<Box<AttemptLimits>>,
+    /// What the filters of the listener decided, if it has any.
+    passed: Option<Box<PassedListener>>,
 }
 
 impl RequestState {
@@ -276,6 +279,7 @@ impl RequestState {
             client_cert: None,
             response_headers: None,
             limits: None,
+            passed: None,
         }
     }
 
@@ -367,6 +371,10 @@ impl RequestState {
             protocol: self.record.protocol_text(),
             body: self.body.as_ref(),
         };
+        let (rule, authorizer) = checked;
+        let key = &rule.key;
+        let name = format!("{}/{}/{}", key.kind, key.namespace, key.name);
+        let checked = (name.as_str(), authorizer);
         let agreed =
             route_authorizer::check(worker, session, checked, request, &context, to).await?;
         state.allow_by_rule(request.0, agreed);
@@ -382,10 +390,19 @@ impl RequestState {
         request: &R,
     ) -> Result<Box<AuthorizationState>, ProxyError> {
         let mut state = Box::new(AuthorizationState::default());
+        let passed = self.passed.as_deref();
+        if let Some(passed) = passed {
+            state.changes = passed.changes.clone();
+        }
         let paths = routed.view.set.policy_paths;
         let (account, guards) = (&self.session.account, (policies, paths));
         loop {
-            match state.prepare(&self.worker, account, guards, request) {
+            let prepared = match passed {
+                None => state.prepare(&self.worker, account, guards, request),
+                // Tokens are read as the filters of the listener left them.
+                Some(passed) => state.prepare(&self.worker, account, guards, &passed.of(request)),
+            };
+            match prepared {
                 Ok(()) if state.needs_rule_check(routed) => {
                     // Else the endpoint could read `/open/../admin` as another path than the
                     // authorizer, and one over HTTP could be led out of its prefix.
@@ -585,11 +602,32 @@ impl<D: HttpDownstream> HttpRequest<D> {
             &self.state.info,
             of_answer,
         );
-        if wanted > 0 {
+        self.buffer_bytes(wanted).await
+    }
+
+    /// Buffers this many bytes of the body, unless a filter of the listener has read it: such a filter
+    /// allows no request before it has seen the whole body.
+    async fn buffer_bytes(&mut self, wanted: usize) -> Result<(), ProxyError> {
+        if wanted > 0 && self.state.body.is_none() {
             self.state.body =
                 Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
         }
         Ok(())
+    }
+
+    /// Prepares what the attempts of a routed request need.
+    fn prepare(&mut self, routed: &RoutedRequest) {
+        let RequestState {
+            worker, session, ..
+        } = &self.state;
+        if worker.shared.config.forwarded.client_cert {
+            self.state.client_cert = session.principal.forwarded_certificate().map(Into::into);
+        }
+        self.client.prepare(&mut self.state);
+        if routed.filters.limits_attempts() {
+            let is_bodyless = self.client.is_complete(&self.state.info);
+            self.state.limits = AttemptLimits::of(routed, is_bodyless);
+        }
     }
 
     /// Authorizes a request that the gateway answers itself.
@@ -696,15 +734,17 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             ..
         } = &mut self.state;
         let routed = route::request(worker, session, &self.client.head().0, record)?;
-        if worker.shared.config.forwarded.client_cert {
-            self.state.client_cert = session.principal.forwarded_certificate().map(Into::into);
-        }
-        self.client.prepare(&mut self.state);
-        if routed.filters.limits_attempts() {
-            let is_bodyless = self.client.is_complete(&self.state.info);
-            self.state.limits = AttemptLimits::of(&routed, is_bodyless);
+        // Rules match the head as the client sent it, so it is prepared once the rule is known.
+        if routed.listener_filters.is_none() {
+            self.prepare(&routed);
         }
         Ok(routed)
+    }
+
+    async fn pass_listener(&mut self, routed: &mut RoutedRequest) -> Result<(), ProxyError> {
+        self.run_listener_filters(routed).await?;
+        self.prepare(routed);
+        Ok(())
     }
 
     /// Each filter has one `if`, in the order of the chain.
@@ -737,6 +777,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             info,
             record,
             response_headers,
+            passed,
             ..
         } = &mut self.state;
         let view = &routed.view;
@@ -747,7 +788,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             Some(session.client.ip()),
             worker.clock.now(),
             || worker.random(),
-            |key| hash_of(key, session, routed, &client.head().0, response_headers),
+            |key| match passed.as_deref() {
+                None => hash_of(key, session, routed, &client.head().0, response_headers),
+                Some(passed) => {
+                    let (head, _) = client.head();
+                    hash_of(key, session, routed, &passed.of(&head), response_headers)
+                }
+            },
         )?;
         selected.client = is_single(view.set.pool, info).then(|| session.pool_client());
         record.target = Some((view.clone(), Some(selected.at)));
@@ -808,13 +855,15 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             record,
             limits,
             response_headers,
+            passed,
             ..
         } = &mut self.state;
         // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =
-            OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
+            OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2)
+                .with_changes(passed.as_deref().map(|it| &it.changes));
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
         exchange.apply_rule(routed.response_headers(response_headers.as_deref()), copies);
         if let Some(limits) = limits {

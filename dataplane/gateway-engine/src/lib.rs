@@ -46,7 +46,6 @@ mod soft_drain;
 mod source_workload;
 mod table_builds;
 mod upstream;
-mod watchdog;
 mod worker;
 
 pub use accept::ListenerFds;

@@ -42,6 +42,16 @@ pub(crate) trait ClientTraffic {
     /// A limit is reached, or no usable route or service exists.
     fn route(&mut self) -> Result<RoutedRequest, ProxyError>;
 
+    /// Passes the filters of a Gateway's listener, then routes the request. Not called for a listener
+    /// without filters.
+    ///
+    /// # Errors
+    /// A filter refuses the request, or no usable route or service exists.
+    async fn pass_listener(&mut self, _routed: &mut RoutedRequest) -> Result<(), ProxyError> {
+        // Only requests have such filters.
+        Err(ProxyError::NoRoute)
+    }
+
     /// Runs the filters of the request that precede the selection of an endpoint, in the order of
     /// the chain. Not called for a request without such filters.
     ///
@@ -249,7 +259,11 @@ pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
     let mut admitted = None;
     let phases = async {
         traffic.decode()?;
-        let routed = &*admitted.insert(traffic.route()?);
+        let routed = admitted.insert(traffic.route()?);
+        if routed.listener_filters.is_some() {
+            Box::pin(traffic.pass_listener(routed)).await?;
+        }
+        let routed = &*routed;
         // Nearly no request has a filter. That was decided when the snapshot was built.
         if routed.filters.runs_before_balance() {
             traffic.filter(routed).await?;
@@ -300,9 +314,10 @@ fn policies_to_check<'a>(
     selected: &'a SelectedEndpoint,
 ) -> Option<DestinationPolicies<'a>> {
     let policies = DestinationPolicies::of(selected, &routed.resolved);
-    // A federated client is checked even where no policy applies, and a rule may name an authorizer.
+    // A federated client is checked even where no policy applies. A rule and a listener may name an
+    // authorizer.
     let is_checked =
-        !policies.is_empty() || session.principal.foreign || routed.filters.calls_authorizer();
+        !policies.is_empty() || session.principal.foreign || routed.filters.is_authorized();
     is_checked.then_some(policies)
 }
 

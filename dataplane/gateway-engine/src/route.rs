@@ -5,15 +5,18 @@
 //! endpoint. Start with [`request`], or [`connection`] for bytes that are not requests.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use canal_gateway_config::{
-    ConsumerPort, FilterChain, MatchedFilters, MatchedRule, PortTermination, PortView,
-    RouteOutcome, ServiceRoutes, Snapshot, TenantTls, WorkloadView,
+    ConsumerPort, EndpointSetId, FilterChain, MatchedFilters, MatchedRule, PortTermination,
+    PortView, RequestMutations, RouteOutcome, ServiceRoutes, Snapshot, TenantTls, WorkloadView,
 };
 use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_http::routing_views::{AtPath, ChangedRequest, OpaqueConnection};
 use canal_gateway_limits::tenant_usage::RequestPermit;
 use canal_model::client_attributes::ClientAttribute;
 use canal_model::ingress::is_gateway_service;
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{AppProtocol, TunnelProtocol};
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
@@ -37,8 +40,13 @@ pub(crate) struct RoutedRequest {
     pub(crate) filters: FilterChain,
     /// The rule, if it has filters, timeouts or retries, or if the gateway answers its requests.
     pub(crate) matched: Option<Box<MatchedFilters>>,
-    _admission: RequestPermit,
+    /// Filters of the listener that the request must pass first. No rule was looked up for it yet.
+    pub(crate) listener_filters: Option<Arc<[ListenerFilter]>>,
+    admission: Option<RequestPermit>,
 }
+
+/// Filters that a request has passed, and how they changed it.
+type PassedFilters<'a> = (&'a Arc<[ListenerFilter]>, &'a RequestMutations);
 
 /// The endpoint set of a request, the filters that its rule asks for, and the rule if one of them
 /// reads it. An answered request has the dialled port's set.
@@ -54,7 +62,7 @@ impl RoutedRequest {
         snapshot: &Snapshot,
         (view, of_rule, matched): RoutePlacement,
         resolved: Rc<ResolvedDestination>,
-        admission: RequestPermit,
+        admission: Option<RequestPermit>,
     ) -> Self {
         // Only new tunnels need the identity. Cloning it later would be cheaper, but would require
         // holding the snapshot.
@@ -78,7 +86,8 @@ impl RoutedRequest {
             version: session.account.policy_version.get(),
             filters,
             matched,
-            _admission: admission,
+            listener_filters: None,
+            admission,
         }
     }
 
@@ -115,28 +124,18 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
-            if is_of_earlier_listener(session, &resolved)
-                || session.tls && is_misdirected(session, &resolved, request)
-            {
-                return Err(ProxyError::Misdirected);
-            }
-            Ok((
-                decide(
-                    worker,
-                    (session, &snapshot),
-                    &resolved,
-                    request,
-                    record.texts.as_mut(),
-                )?,
-                admission,
-            ))
+            let texts = record.texts.as_mut();
+            let newest = (&**snapshot, &resolved);
+            let placed = place_request(worker, session, newest, request, None, texts)?;
+            Ok((placed, admission))
         });
     match placed {
-        Ok((placed, admission)) => {
+        Ok(((placed, filters), admission)) => {
             record.target = Some((placed.0.clone(), None));
-            Ok(RoutedRequest::new(
-                session, &snapshot, placed, resolved, admission,
-            ))
+            let admission = Some(admission);
+            let mut routed = RoutedRequest::new(session, &snapshot, placed, resolved, admission);
+            routed.listener_filters = filters;
+            Ok(routed)
         }
         Err(fault) => {
             record.target = resolved
@@ -145,6 +144,90 @@ pub(crate) fn request<R: RoutableRequest>(
             Err(fault)
         }
     }
+}
+
+/// Routes a request that has passed the filters of its listener, by the newest snapshot. If the
+/// listener has other filters by now, these are next.
+///
+/// # Errors
+/// No usable route or service exists any more.
+pub(crate) fn after_filters<R: RoutableRequest>(
+    worker: &Worker,
+    session: &ClientSession,
+    request: &R,
+    passed: PassedFilters<'_>,
+    (routed, record): (&mut RoutedRequest, &mut RequestRecord),
+) -> Result<(), ProxyError> {
+    let (snapshot, resolved) = session.resolve(worker)?;
+    let newest = (&**snapshot, &resolved);
+    let texts = record.texts.as_mut();
+    let (placed, filters) = place_request(worker, session, newest, request, Some(passed), texts)?;
+    record.target = Some((placed.0.clone(), None));
+    let admission = routed.admission.take();
+    *routed = RoutedRequest::new(session, &snapshot, placed, resolved, admission);
+    routed.listener_filters = filters;
+    Ok(())
+}
+
+/// Places a request at an endpoint set; or finds the filters of its listener that it has not
+/// passed, in which case it is placed nowhere yet.
+fn place_request<R: RoutableRequest>(
+    worker: &Worker,
+    session: &ClientSession,
+    (snapshot, resolved): (&Snapshot, &Rc<ResolvedDestination>),
+    request: &R,
+    passed: Option<PassedFilters<'_>>,
+    texts: Option<&mut Box<LogFields>>,
+) -> Result<(RoutePlacement, Option<Arc<[ListenerFilter]>>), ProxyError> {
+    if is_of_earlier_listener(session, resolved)
+        || session.tls && is_misdirected(session, resolved, request)
+    {
+        return Err(ProxyError::Misdirected);
+    }
+    let filters = listener_filters(resolved, request);
+    // Where the filters are gone by now, the request is still what they made of it.
+    if let Some((own, changes)) = passed
+        && filters.is_none_or(|(filters, _)| own == filters)
+    {
+        let changed = ChangedRequest { request, changes };
+        let (view, chain, matched) =
+            decide(worker, (session, snapshot), resolved, &changed, texts)?;
+        let chain = chain.with(FilterChain::of_listener());
+        return Ok(((view, chain, matched), None));
+    }
+    let Some((filters, slot)) = filters else {
+        let placed = decide(worker, (session, snapshot), resolved, request, texts)?;
+        return Ok((placed, None));
+    };
+    // Browsers send preflights without credentials, so no authorizer is asked about one that the
+    // gateway answers itself.
+    if request.method() == b"OPTIONS"
+        && !filters.contains(&ListenerFilter::Refuse)
+        && let Ok(placed) = decide(worker, (session, snapshot), resolved, request, None)
+        && placed.1.answers_preflight()
+    {
+        let placed = decide(worker, (session, snapshot), resolved, request, texts)?;
+        return Ok((placed, None));
+    }
+    let view = worker.upstreams.view(snapshot, slot);
+    let view = view.ok_or(ProxyError::NoService)?;
+    Ok(((view, FilterChain::default(), None), Some(filters.clone())))
+}
+
+/// Returns the filters of the listener of a request, if it has any, and the endpoint set of the
+/// Gateway's port.
+#[inline]
+fn listener_filters<'a, R: RoutableRequest>(
+    resolved: &'a ResolvedDestination,
+    request: &R,
+) -> Option<(&'a Arc<[ListenerFilter]>, EndpointSetId)> {
+    let ResolvedDestination::Service { service, port } = resolved else {
+        return None;
+    };
+    let port = &service.ports[*port];
+    let routes = service.routes.as_ref()?;
+    let filters = routes.listener_filters(port.port, request.host())?;
+    Some((filters, port.slot))
 }
 
 /// Admits bytes that are not requests. Their target is the destination's own endpoint set, or what
@@ -179,7 +262,11 @@ pub(crate) fn connection(
         _ => (view, FilterChain::default(), None),
     };
     Ok(RoutedRequest::new(
-        session, &snapshot, placed, resolved, admission,
+        session,
+        &snapshot,
+        placed,
+        resolved,
+        Some(admission),
     ))
 }
 
@@ -272,50 +359,6 @@ fn is_misdirected<R: RoutableRequest>(
     );
     let routes = service.routes.as_ref();
     routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
-}
-
-/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client with
-/// TLS, which was passed through or terminated, and nothing else.
-struct OpaqueConnection<'a>(&'a str);
-
-impl RoutableRequest for OpaqueConnection<'_> {
-    fn host(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-    fn method(&self) -> &[u8] {
-        b""
-    }
-    fn path(&self) -> &[u8] {
-        b"/"
-    }
-    fn query(&self) -> Option<&[u8]> {
-        None
-    }
-    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-}
-
-/// A request with another path.
-struct AtPath<'a, R> {
-    request: &'a R,
-    path: &'a str,
-}
-
-impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
-    fn host(&self) -> &[u8] {
-        self.request.host()
-    }
-    fn method(&self) -> &[u8] {
-        self.request.method()
-    }
-    fn path(&self) -> &[u8] {
-        self.path.as_bytes()
-    }
-    fn query(&self) -> Option<&[u8]> {
-        self.request.query()
-    }
-    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        self.request.header(name, visit);
-    }
 }
 
 /// A request with what the gateway knows of its client, for the few services whose rules ask.

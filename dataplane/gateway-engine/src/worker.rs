@@ -16,6 +16,7 @@ use canal_gateway_config::{Snapshot, SnapshotPublisher};
 use canal_gateway_io::buffer::Blocks;
 use canal_gateway_io::clock::Clock;
 use canal_gateway_io::scheduler::Scheduler;
+use canal_gateway_io::watchdog::Watchdog;
 use canal_gateway_limits::body_budget::BodyBudget;
 use canal_gateway_limits::shares::SharedLimits;
 use canal_gateway_limits::tenant_usage::{TenantUsage, TenantUsageTable, WorkerLimits};
@@ -38,7 +39,6 @@ use crate::rebalance::{Moves, Rebalance};
 use crate::request_metrics::{RequestMetricFamilies, RequestSeries};
 use crate::soft_drain::SoftDrain;
 use crate::source_workload::SourceTable;
-use crate::watchdog::Watchdog;
 
 /// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called
 /// on the workers' threads. The future resolves when the connection has ended, and dropping it ends

@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod endpoint_version;
+pub mod forwarded_client;
 pub mod head;
 pub mod heads;
 pub mod interim;
@@ -15,3 +17,4 @@ pub mod proxy_error;
 pub mod reply_fields;
 pub mod retry_policy;
 pub mod route_authorizer;
+pub mod routing_views;

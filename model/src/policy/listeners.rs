@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use serde::Deserialize;
 
 use super::Metadata;
+use super::external_auth::HttpExternalAuthFilter;
 use super::frontend_tls::GatewayTls;
 use crate::ids::{Namespace, ObjectName};
 use crate::program::Labels;
@@ -112,6 +113,36 @@ pub struct GatewayListener {
     pub tls: Option<ListenerTls>,
     #[serde(default)]
     pub allowed_routes: AllowedRoutes,
+    #[serde(default)]
+    pub filters: GatewayListenerFilters,
+}
+
+/// Filters of a listener, which run before a route is selected.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct GatewayListenerFilters {
+    /// Filters of requests, in the order in which they run.
+    pub requests: Vec<GatewayListenerFilter>,
+}
+
+/// A filter of a listener, of which the `type` and the field of that type must agree.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayListenerFilter {
+    /// Type of the filter: `ExternalAuth` or `ExtensionRef`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub external_auth: Option<HttpExternalAuthFilter>,
+    pub extension_ref: Option<ExtensionReference>,
+}
+
+/// A reference to an object of an implementation.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct ExtensionReference {
+    pub group: String,
+    pub kind: String,
+    pub name: String,
 }
 
 /// The TLS settings of a listener.

@@ -14,6 +14,7 @@ use canal_model::client_attributes::SCHEME;
 use canal_model::client_validation::ClientValidationMode;
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
+use canal_model::listener_filters::ListenerFilter;
 use canal_router::{RoutableRequest, routing_path};
 use canal_runtime::metrics::Registry;
 use canal_tls::{Credential, TrustStore};
@@ -292,6 +293,10 @@ pub(crate) fn served(
         // TLS came to a port without it, or plaintext to a port with it.
         _ => return "reset".to_owned(),
     }
+    let filters = routes.listener_filters(port, host.as_bytes());
+    if filters.is_some_and(|filters| filters.contains(&ListenerFilter::Refuse)) {
+        return "500".to_owned();
+    }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     // As in the gateway: a path is normalized only for rules that read it, and a normal one stays.
     let path = normal.as_deref().unwrap_or(path);
@@ -316,6 +321,7 @@ pub(crate) fn expected(
         IngressVerdict::ClosedToHandshakes(_) => "no_certificate",
         IngressVerdict::Misdirected => "421",
         IngressVerdict::NoHost | IngressVerdict::Closed(_) => "404",
+        IngressVerdict::RefusedByFilter(_) => "500",
         IngressVerdict::Routed { verdict, .. } => match verdict {
             RoutingVerdict::NoRule => "404",
             RoutingVerdict::Split { rule, .. } | RoutingVerdict::Answer { rule, .. } => {
@@ -348,6 +354,8 @@ struct RequestCounts {
     validated: usize,
     /// Arrivals at ports of the PROXY protocol.
     proxied: usize,
+    /// Requests that a filter refuses whose server is missing.
+    refused: usize,
 }
 
 /// Compares a replica with the oracle for many requests to the first Gateway of a tenant.
@@ -395,6 +403,7 @@ fn compare(seed: u64, text: &str, keyring: &ClientIdentityFactory, counts: &mut 
                     "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
                 );
                 counts.compared += 1;
+                counts.refused += usize::from(got == "500");
                 // A rule's key is tenant/kind/namespace/name/rule.
                 if let Some(kind) = got.split('/').nth(1) {
                     *counts.routed.entry(kind.to_owned()).or_default() += 1;
@@ -411,12 +420,21 @@ fn listeners_route_as_the_oracle_says() {
     let mut counts = RequestCounts::default();
     let (certificate, keyring) = (certificate(), keyring());
     for seed in 0..TENANTS {
-        let text = objects(&mut Draw(seed), &certificate);
+        let mut text = objects(&mut Draw(seed), &certificate);
+        // One tenant in four has a filter, whose server is missing in half of them.
+        if seed % 4 == 0 {
+            let server = if seed % 8 == 0 { "gone" } else { "web" };
+            let filter = format!(
+                "{{name: l0, filters: {{requests: [{{type: ExternalAuth, externalAuth: {{protocol: HTTP, backendRef: {{name: {server}, port: 80}}}}}}]}},"
+            );
+            text = text.replacen("{name: l0,", &filter, 1);
+        }
         compare(seed, &text, &keyring, &mut counts);
     }
     let compared = counts.compared;
     assert!(
         compared > 20_000
+            && counts.refused > 100
             && counts.routed["HTTPRoute"] * 40 > compared
             && counts.secured * 10 > compared
             && counts.routed["GRPCRoute"] > 100,

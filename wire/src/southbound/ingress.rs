@@ -12,13 +12,14 @@ use canal_model::limits::{
     CERTIFICATES_PER_LISTENER_MAX, CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX,
     LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX,
 };
+use canal_model::listener_filters::ListenerFilter;
 use canal_model::program::{
-    IngressGateway, IngressListener, RelayProtocol, RouteObject, VirtualHost,
+    IngressGateway, IngressListener, RelayProtocol, RouteObject, VirtualHost, filtering_ports,
 };
 
 use super::ResourceDecodeError;
 use super::decode::{self, DecodeContext};
-use super::encode;
+use super::{encode, listener_filters};
 use crate::program as w;
 
 impl From<&IngressGateway> for w::IngressGateway {
@@ -37,24 +38,35 @@ impl From<&IngressGateway> for w::IngressGateway {
                 .map(|secrets| tls(secrets, is_validated(validations, it.port, &it.name))),
         };
         let terminating = gateway.terminating_ports();
+        let filtering = filtering_ports(&gateway.listeners);
         let is_proxied = |it: &&IngressListener| gateway.proxied_ports.contains(&it.port);
-        let proxied = gateway.listeners.iter().filter(is_proxied);
+        let others = || {
+            let all = gateway.listeners.iter();
+            all.filter(|it| !filtering.contains(&it.port))
+        };
         let of_kind = |is_relaying: bool, is_terminating: bool| {
-            let listeners = gateway.listeners.iter();
-            let of_kind = listeners.filter(|it| {
+            let of_kind = others().filter(|it| {
                 !is_proxied(it)
                     && it.relay.is_some() == is_relaying
                     && (is_relaying && terminating.contains(&it.port)) == is_terminating
             });
             of_kind.map(listener).collect()
         };
+        let filtering_listeners = gateway.listeners.iter();
+        let filtering_listeners = filtering_listeners.filter(|it| filtering.contains(&it.port));
+        let filtering_listeners = filtering_listeners.map(|it| w::FilteringListener {
+            listener: Some(listener(it)),
+            filters: it.filters.iter().map(Into::into).collect(),
+            proxied: is_proxied(&it),
+        });
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
             listeners: of_kind(false, false),
             relaying_listeners: of_kind(true, false),
             terminating_listeners: of_kind(true, true),
-            proxied_listeners: proxied.map(listener).collect(),
+            proxied_listeners: others().filter(is_proxied).map(listener).collect(),
+            filtering_listeners: filtering_listeners.collect(),
             client_validations: gateway.client_validations.iter().map(validation).collect(),
             trusted_proxies: gateway.trusted_proxies.into(),
         }
@@ -133,48 +145,21 @@ fn virtual_host(host: &VirtualHost) -> w::VirtualHost {
 
 pub(super) fn decode(
     name: &str,
-    gateway: w::IngressGateway,
+    mut gateway: w::IngressGateway,
 ) -> Result<IngressGateway, ResourceDecodeError> {
     let at = DecodeContext(name);
-    let relaying = gateway.relaying_listeners;
-    let terminating = gateway.terminating_listeners;
-    let proxied = gateway.proxied_listeners;
-    let tcp = Some(w::RelayProtocol::Tcp.into());
-    // Each kind of listener has a list of its own: a gateway that does not know a list serves none
-    // of its ports.
-    let is_misplaced = gateway.listeners.iter().any(|it| it.relay.is_some())
-        || relaying
-            .iter()
-            .any(|it| it.relay.is_none() || it.tls.is_some())
-        || terminating
-            .iter()
-            .any(|it| it.relay == tcp || !is_relay_whole(it))
-        || proxied
-            .iter()
-            .any(|it| it.relay.is_some() && !is_relay_whole(it));
-    if is_misplaced {
-        return at.err("listeners.relay", "is on a listener of another kind");
-    }
-    let mut listeners = gateway.listeners;
-    listeners.extend(relaying);
-    listeners.extend(terminating);
-    let proxied_ports = proxied_ports(&at, &listeners, &proxied)?;
-    listeners.extend(proxied);
-    let count = listeners.len();
-    if count > LISTENERS_PER_GATEWAY_MAX {
-        return at.err(
-            "listeners",
-            format!("has {count} listeners, more than {LISTENERS_PER_GATEWAY_MAX}"),
-        );
-    }
+    let ListenerLists {
+        listeners,
+        proxied_ports,
+    } = join_lists(&at, &mut gateway)?;
     let key = at.key("key", gateway.key)?;
     // Another service would lose its own rules to the Gateway's.
     if !is_gateway_service(&key) {
         return at.err("key", format!("{key} does not stand for a Gateway"));
     }
-    check_ports(&at, &listeners)?;
+    check_ports(&at, listeners.iter().map(|(it, _)| it))?;
     let client_validations = decode_validations(&at, gateway.client_validations)?;
-    let listeners = listeners.into_iter().map(|it| {
+    let listeners = listeners.into_iter().map(|(it, filters)| {
         let virtual_hosts = it.virtual_hosts.into_iter();
         let name = it.name;
         Ok(IngressListener {
@@ -193,6 +178,7 @@ pub(super) fn decode(
             virtual_hosts: virtual_hosts
                 .map(|host| decode_host(&at, host))
                 .collect::<Result<_, _>>()?,
+            filters,
             name,
         })
     });
@@ -213,6 +199,69 @@ pub(super) fn decode(
     })
 }
 
+/// The listeners of a Gateway in one list.
+struct ListenerLists {
+    listeners: Vec<(w::IngressListener, Vec<ListenerFilter>)>,
+    proxied_ports: BTreeSet<u16>,
+}
+
+/// Joins the lists of listeners. Each kind of listener has a list of its own: a gateway that does not
+/// know a list serves none of its ports.
+fn join_lists(
+    at: &DecodeContext<'_>,
+    received: &mut w::IngressGateway,
+) -> Result<ListenerLists, ResourceDecodeError> {
+    let relaying = std::mem::take(&mut received.relaying_listeners);
+    let terminating = std::mem::take(&mut received.terminating_listeners);
+    let proxied = std::mem::take(&mut received.proxied_listeners);
+    let filtering = std::mem::take(&mut received.filtering_listeners);
+    let mut listeners = std::mem::take(&mut received.listeners);
+    let tcp = Some(w::RelayProtocol::Tcp.into());
+    let is_misplaced = listeners.iter().any(|it| it.relay.is_some())
+        || relaying
+            .iter()
+            .any(|it| it.relay.is_none() || it.tls.is_some())
+        || terminating
+            .iter()
+            .any(|it| it.relay == tcp || !is_relay_whole(it))
+        || proxied
+            .iter()
+            .any(|it| it.relay.is_some() && !is_relay_whole(it));
+    if is_misplaced {
+        return at.err("listeners.relay", "is on a listener of another kind");
+    }
+    listeners.extend(relaying);
+    listeners.extend(terminating);
+    let others = listeners.iter().chain(&proxied);
+    let filtering = listener_filters::decode(at, filtering, others)?;
+    let of_filtering = |is_proxied| {
+        let some = filtering
+            .iter()
+            .filter(move |it| it.is_proxied == is_proxied);
+        some.map(|it| &it.listener)
+    };
+    let proxied_ports = proxied_ports(
+        at,
+        listeners.iter().chain(of_filtering(false)),
+        proxied.iter().chain(of_filtering(true)),
+    )?;
+    listeners.extend(proxied);
+    let without = listeners.into_iter().map(|it| (it, Vec::new()));
+    let with = filtering.into_iter().map(|it| (it.listener, it.filters));
+    let listeners: Vec<_> = without.chain(with).collect();
+    let count = listeners.len();
+    if count > LISTENERS_PER_GATEWAY_MAX {
+        return at.err(
+            "listeners",
+            format!("has {count} listeners, more than {LISTENERS_PER_GATEWAY_MAX}"),
+        );
+    }
+    Ok(ListenerLists {
+        listeners,
+        proxied_ports,
+    })
+}
+
 /// Returns whether a listener that relays has certificates if it terminates TLS, and only then. Without
 /// them, it would pass through what is to be terminated.
 fn is_relay_whole(listener: &w::IngressListener) -> bool {
@@ -222,18 +271,15 @@ fn is_relay_whole(listener: &w::IngressListener) -> bool {
 
 /// Returns the ports of the listeners whose connections begin with a header of the PROXY protocol. The
 /// others have other ports.
-fn proxied_ports(
+fn proxied_ports<'a>(
     at: &DecodeContext<'_>,
-    others: &[w::IngressListener],
-    proxied: &[w::IngressListener],
+    mut others: impl Iterator<Item = &'a w::IngressListener>,
+    proxied: impl Iterator<Item = &'a w::IngressListener>,
 ) -> Result<BTreeSet<u16>, ResourceDecodeError> {
-    let ports = proxied.iter().map(|it| at.port("listeners.port", it.port));
+    let ports = proxied.map(|it| at.port("listeners.port", it.port));
     let ports = ports.collect::<Result<BTreeSet<u16>, _>>()?;
     // A header would be optional there, so that clients could write it themselves.
-    match others
-        .iter()
-        .find(|it| u16::try_from(it.port).is_ok_and(|port| ports.contains(&port)))
-    {
+    match others.find(|it| u16::try_from(it.port).is_ok_and(|port| ports.contains(&port))) {
         Some(it) => at.err(
             "listeners.port",
             format!("{} has listeners with and without a PROXY header", it.port),
@@ -244,9 +290,9 @@ fn proxied_ports(
 
 /// Checks that the listeners of each port are of one protocol. Those for TLS that relay may terminate
 /// it or pass it through.
-fn check_ports(
+fn check_ports<'a>(
     at: &DecodeContext<'_>,
-    listeners: &[w::IngressListener],
+    listeners: impl Iterator<Item = &'a w::IngressListener>,
 ) -> Result<(), ResourceDecodeError> {
     let is_relayed_tls = |it: &w::IngressListener| {
         let relay = it
@@ -417,7 +463,14 @@ pub(super) fn sample() -> IngressGateway {
         is_open: name != "closed",
         certificates: None,
         relay: None,
+        filters: Vec::new(),
         virtual_hosts,
+    };
+    let filters = || {
+        let authorizers = super::route_authorizer::samples().map(ListenerFilter::Authorize);
+        let mut filters = Vec::from(authorizers);
+        filters.push(ListenerFilter::Refuse);
+        filters
     };
     let any = VirtualHost {
         host: None,
@@ -443,17 +496,11 @@ pub(super) fn sample() -> IngressGateway {
         ..listener(name, host, Vec::new())
     };
     let exact = Some(HostMatch::Exact("www.example.com".into()));
-    let authorities = || {
-        Arc::new(CaCertificates {
-            pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
-            count: 1,
-        })
-    };
     IngressGateway {
         key: "alpha/infra/web.gateway".parse().unwrap(),
         id: ServiceId::new(9).unwrap(),
         trusted_proxies: 2,
-        proxied_ports: [8080, 6445].into(),
+        proxied_ports: [8080, 6445, 8444].into(),
         listeners: vec![
             listener("http", None, vec![suffix, any]),
             listener("closed", exact, Vec::new()),
@@ -473,27 +520,52 @@ pub(super) fn sample() -> IngressGateway {
             passed(6444, "passed", Some(HostMatch::Suffix(".test".into()))),
             plain(8080, "proxied", None),
             passed(6445, "proxied-tls", None),
-        ],
-        client_validations: vec![
-            ClientValidation {
-                // No listener has 9443: a validation may be for more ports than listeners have.
-                ports: [8443, 9443].into(),
-                listeners: BTreeSet::new(),
-                mode: ClientValidationMode::AllowInsecureFallback,
-                authorities: authorities(),
+            IngressListener {
+                filters: filters(),
+                ..plain(81, "filtering", None)
             },
-            ClientValidation {
-                ports: [7443].into(),
-                listeners: ["of-some".to_owned()].into(),
-                mode: ClientValidationMode::AllowValidOrNone,
-                authorities: authorities(),
+            IngressListener {
+                host: Some(HostMatch::Exact("b.test".into())),
+                ..plain(81, "beside-filtering", None)
+            },
+            IngressListener {
+                filters: filters(),
+                ..https(8444, "filtering-https")
             },
         ],
+        client_validations: sample_validations(),
     }
 }
 
 #[cfg(test)]
+fn sample_validations() -> Vec<ClientValidation> {
+    let authorities = || {
+        Arc::new(CaCertificates {
+            pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
+            count: 1,
+        })
+    };
+    vec![
+        ClientValidation {
+            // No listener has 9443: a validation may be for more ports than listeners have.
+            ports: [8443, 9443].into(),
+            listeners: BTreeSet::new(),
+            mode: ClientValidationMode::AllowInsecureFallback,
+            authorities: authorities(),
+        },
+        ClientValidation {
+            ports: [7443].into(),
+            listeners: ["of-some".to_owned()].into(),
+            mode: ClientValidationMode::AllowValidOrNone,
+            authorities: authorities(),
+        },
+    ]
+}
+
+#[cfg(test)]
 mod tests {
+    use canal_model::listener_filters::LISTENER_FILTERS_MAX;
+
     use super::*;
 
     #[test]
@@ -545,6 +617,54 @@ mod tests {
             it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
         });
         assert!(route.contains("virtual_hosts.routes"), "{route}");
+    }
+
+    #[test]
+    fn filters_that_do_not_fit_are_refused() {
+        type Change = fn(&mut w::IngressGateway);
+        let cases: [(Change, &str); 6] = [
+            (
+                |it| it.filtering_listeners[0].filters[0].filter = None,
+                "filtering_listeners.filters",
+            ),
+            (
+                |it| {
+                    let filter = w::ListenerFilter::from(&ListenerFilter::Refuse);
+                    it.filtering_listeners[0].filters = vec![filter; LISTENER_FILTERS_MAX + 1];
+                },
+                "filtering_listeners.filters",
+            ),
+            (
+                |it| it.filtering_listeners[0].listener = None,
+                "filtering_listeners.listener",
+            ),
+            (
+                |it| {
+                    let listener = it.filtering_listeners[0].listener.as_mut().unwrap();
+                    listener.relay = Some(w::RelayProtocol::Tcp.into());
+                },
+                "filtering_listeners.relay",
+            ),
+            (|it| it.listeners[0].port = 81, "in another list"),
+            (
+                |it| it.filtering_listeners[0].proxied = true,
+                "with and without a PROXY header",
+            ),
+        ];
+        for (change, expected) in cases {
+            let text = refused(&change);
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        // A data plane that does not know the list serves none of these ports.
+        let mut older = w::IngressGateway::from(&sample());
+        older.filtering_listeners.clear();
+        let older = decode("alpha/infra/web.gateway", older).unwrap();
+        assert!(
+            older
+                .listeners
+                .iter()
+                .all(|it| ![81, 8444].contains(&it.port))
+        );
     }
 
     #[test]

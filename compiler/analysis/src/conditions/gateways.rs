@@ -317,15 +317,22 @@ fn of_listener(
         let reason = match it.code {
             Code::UnsupportedRouteKind => "InvalidRouteKinds",
             Code::InvalidCertificate => "InvalidCertificateRef",
-            Code::CertificateNotPermitted => "RefNotPermitted",
+            Code::CertificateNotPermitted | Code::BackendNotPermitted => "RefNotPermitted",
+            // Only filters of a listener refer to Services.
+            Code::UnresolvedBackend | Code::BackendPortNotFound | Code::UnsupportedBackend => {
+                "InvalidListenerFilterRef"
+            }
             // Others are no fault of a reference, or have closed the listener and are its `fault`.
             _ => return None,
         };
-        Some(StatusCondition::negative(
-            "ResolvedRefs",
-            reason,
-            it.problem.clone(),
-        ))
+        // The list of filters has several references, so the message says which one it is about.
+        let inner = it.field.strip_prefix(&field);
+        let inner = inner.and_then(|inner| inner.strip_prefix(".filters."));
+        let message = match inner {
+            Some(inner) => format!("filters.{inner}: {}", it.problem),
+            None => it.problem.clone(),
+        };
+        Some(StatusCondition::negative("ResolvedRefs", reason, message))
     });
     // The fault closes the listener, so it outranks diagnostics that leave it open.
     let of_fault = fault

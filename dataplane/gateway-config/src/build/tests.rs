@@ -605,6 +605,7 @@ fn service_filters_apply_only_when_a_rule_routes_to_another_service() {
 /// The listeners of a Gateway for two hosts, of which one is closed.
 fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
     let listener = |(host, is_open): &(&str, bool)| IngressListener {
+        filters: Vec::new(),
         name: (*host).to_owned(),
         port: 80,
         host: Some(HostMatch::Exact((*host).to_owned())),

@@ -8,10 +8,11 @@ use std::net::{IpAddr, SocketAddr};
 use canal_authorization::{AttributeValue, AttributeVisibility, Attributes};
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::jwt::Token;
+use canal_gateway_http::forwarded_client::{ForwardedClient, forwarded_client};
+use canal_h1::FieldName;
 use canal_model::authorization::Attribute;
 use canal_router::{RoutableRequest, line_separator};
 
-use super::forwarded_client::{ForwardedClient, forwarded_client};
 use crate::session::{ClientPrincipal, ClientSession};
 
 /// A request together with the mutations that authorization has made so far.
@@ -105,7 +106,11 @@ impl<'a> GatewayAttributes<'a> {
         if self.trusted_proxies == 0 {
             return Some(self.client);
         }
-        match forwarded_client(self.subject?.request, self.trusted_proxies.into()) {
+        let request = self.subject?.request;
+        let lines = |each: &mut dyn FnMut(&[u8])| {
+            request.header(FieldName::XForwardedFor.text(), each);
+        };
+        match forwarded_client(&lines, self.trusted_proxies.into()) {
             ForwardedClient::Address(address) => Some(address),
             ForwardedClient::Direct => Some(self.client),
             ForwardedClient::Invalid => None,

@@ -11,10 +11,11 @@ use std::task::Waker;
 use std::time::Duration;
 
 use canal_authorization::PolicyDestination;
-use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::jwt;
+use canal_gateway_config::{DestinationPolicy, RequestMutations};
 use canal_gateway_http::head::{FullRequest, ValidatedHttp2Request};
 use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_http::routing_views::ChangedRequest;
 use canal_model::program::AppProtocol;
 
 use super::{
@@ -67,6 +68,8 @@ pub(crate) struct OngoingAuthorization<'a> {
     /// Copy of an HTTP/1.1 request's head, where the body overwrites the head in the inbox.
     pub(crate) head_copy: Option<&'a [u8]>,
     checked: Option<&'a ValidatedHttp2Request>,
+    /// Changes that filters of the listener made, which are not asked again.
+    changes: Option<&'a RequestMutations>,
     /// Set while signatures must be verified before the next authorization.
     verifying: RefCell<Option<Rc<Verifying>>>,
 }
@@ -100,8 +103,14 @@ impl<'a> OngoingAuthorization<'a> {
             version: Cell::new(version),
             head_copy: head,
             checked,
+            changes: None,
             verifying: RefCell::new(None),
         }
+    }
+
+    /// Authorizes the request with changes of the listener's filters.
+    pub(crate) fn with_changes(self, changes: Option<&'a RequestMutations>) -> Self {
+        Self { changes, ..self }
     }
 
     /// Wraps work whose owner watches for policy changes itself and requests each reauthorization.
@@ -229,14 +238,19 @@ impl<'a> OngoingAuthorization<'a> {
         self.run_with_current_policies(worker, |guards, to| {
             let mut trial = AuthorizationState {
                 consent: ExtAuthzGrant::Standing,
+                changes: self.changes.cloned().unwrap_or_default(),
                 ..AuthorizationState::default()
             };
-            trial.prepare(
-                worker,
-                &self.session.account,
-                (guards, self.chosen.view.set.policy_paths),
-                request.0,
-            )?;
+            let guards_and_paths = (guards, self.chosen.view.set.policy_paths);
+            let account = &self.session.account;
+            match self.changes {
+                None => trial.prepare(worker, account, guards_and_paths, request.0),
+                Some(changes) => {
+                    let request = request.0;
+                    let request = ChangedRequest { request, changes };
+                    trial.prepare(worker, account, guards_and_paths, &request)
+                }
+            }?;
             Ok(trial
                 .decide(worker, self.session, guards, Some(to), request, None)
                 .map(drop)?)

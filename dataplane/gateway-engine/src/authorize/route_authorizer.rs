@@ -1,7 +1,7 @@
-//! Calls the authorizer that a rule names: over gRPC as an external authorizer
+//! Calls the authorizer that a rule or a listener names: over gRPC as an external authorizer
 //! of policies, or by an HTTP request of the same method and path (GEP-1494).
 //!
-//! The policies of the destination come first. What the server gives no decision about is refused.
+//! The policies of the destination come before that of a rule. What the server gives no decision about is refused.
 //! Start with [`check`].
 
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ use canal_gateway_io::body::Http1Io;
 use canal_h1::{
     BodyPart, BodyReader, Framing, MessageLimits, RequestKind, ResponseHead, ResponseView,
 };
-use canal_model::program::{AppProtocol, RouteRule};
+use canal_model::program::AppProtocol;
 use canal_model::route_authorizer::{RouteAuthorizer, RouteAuthorizerProtocol};
 use http::HeaderMap;
 
@@ -37,15 +37,15 @@ const BROKEN: &str = "authorizer_broken";
 /// As [`BROKEN`], and the server had sent nothing of an answer.
 const CLOSED: &str = "authorizer_closed";
 
-/// Calls the authorizer of a rule for a request, in the form in which it will be forwarded, and
-/// counts the result.
+/// Calls the authorizer of a rule or a listener for a request, in the form in which it will be
+/// forwarded, and counts the result. `name` is that of the object which names the authorizer.
 ///
 /// # Errors
 /// The server denied the request, or gave no usable answer.
 pub(crate) async fn check<R: FullRequest>(
     worker: &Rc<Worker>,
     session: &ClientSession,
-    (rule, authorizer): (&RouteRule, &RouteAuthorizer),
+    (name, authorizer): (&str, &RouteAuthorizer),
     request: (&R, &[u8]),
     about: &CheckContext<'_>,
     to: Option<SocketAddr>,
@@ -61,15 +61,17 @@ pub(crate) async fn check<R: FullRequest>(
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(denial)) => ("denied", Err(ProxyError::Rejected(Box::new(denial)))),
         Err(why) => {
-            tracing::debug!(route = %rule.key, why, "gateway: the authorizer of a route gave no decision, so the request is refused");
+            tracing::debug!(
+                authorizer = name,
+                why,
+                "gateway: the authorizer of a route or a listener gave no decision, so the request is refused"
+            );
             (why, Err(ProxyError::ExtAuthzFailed(why)))
         }
     };
-    let key = &rule.key;
-    let name = format!("{}/{}/{}", key.kind, key.namespace, key.name);
     worker
         .counts
-        .count_ext_authz(&session.account.tenant, &name, result);
+        .count_ext_authz(&session.account.tenant, name, result);
     outcome
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use canal_gateway_config::{EndpointSetId, SelectedMirror, TenantTls, hash_of_request};
+use canal_gateway_http::endpoint_version::decide_version;
 use canal_gateway_http::interim::InterimResponses;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::{BodyCopy, BodyCopyError, BodyCopyReserve, Http1Io};
@@ -29,7 +30,6 @@ use http::{HeaderMap, Request};
 use tokio::sync::oneshot;
 
 use super::attempt_limits::{COPIES, RETRY_BODY_BYTES_MAX};
-use super::version::decide_version;
 use super::{HttpDownstream, HttpRequest, decide_mutations, is_single};
 use crate::authorize::{
     AuthorizationInterrupt, AuthorizationState, AuthorizationStep, DestinationPolicies,

@@ -15,7 +15,7 @@ use crate::http2;
 use crate::origin::OriginServer;
 use crate::policies::{clause, policy, rule};
 
-fn policy_of(dialect: CorsDialect) -> CorsPolicy {
+pub(crate) fn policy_of(dialect: CorsDialect) -> CorsPolicy {
     CorsPolicy {
         origins: vec![
             OriginMatch::Host {

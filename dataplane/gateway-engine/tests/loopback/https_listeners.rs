@@ -71,6 +71,7 @@ impl OwnCertificate {
 fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resource> {
     let listener =
         |(name, host, certificate): &(&str, Option<HostMatch>, Option<&str>)| IngressListener {
+            filters: Vec::new(),
             name: (*name).to_owned(),
             port: PORT,
             host: host.clone(),

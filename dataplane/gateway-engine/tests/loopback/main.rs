@@ -24,6 +24,7 @@ mod https_listeners;
 mod interim;
 mod lifecycle;
 mod limits;
+mod listener_filters;
 mod load_balancers;
 mod mirrors;
 mod observability;

@@ -54,6 +54,7 @@ fn binary_header() -> Vec<u8> {
 /// Returns the Gateway with a listener for HTTP, HTTPS and TCP each.
 fn gateway(proxied: &[u16]) -> Resource {
     let listener = |name: &str, port, relay, certificates, route: &str| IngressListener {
+        filters: Vec::new(),
         name: name.to_owned(),
         port,
         host: None,

@@ -56,6 +56,7 @@ pub(crate) fn hello(name: &str) -> Vec<u8> {
 /// Returns a listener whose only route is `route`; one with an empty route is closed.
 fn listener(name: &str, port: u16, host: Option<HostMatch>, route: &str) -> IngressListener {
     IngressListener {
+        filters: Vec::new(),
         name: name.to_owned(),
         port,
         host,

@@ -16,10 +16,10 @@ use crate::http2;
 use crate::origin::OriginServer;
 use crate::policies::{policy, rule};
 
-const CHECKS: &str = "canal_authorizer_requests_total";
+pub(crate) const CHECKS: &str = "canal_authorizer_requests_total";
 
 /// Starts a server that decides by the path, and echoes the check in a header.
-async fn http1_server() -> OriginServer {
+pub(crate) async fn http1_server() -> OriginServer {
     OriginServer::each(|mut peer| async move {
         while let Some((head, body)) = peer.request().await {
             let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -42,7 +42,7 @@ async fn http1_server() -> OriginServer {
 }
 
 /// Starts a server for HTTP/2 that denies `/auth/no`.
-async fn http2_server() -> OriginServer {
+pub(crate) async fn http2_server() -> OriginServer {
     http2::origin(|request, mut respond| async move {
         let status = if request.uri().path() == "/auth/no" {
             401

@@ -48,6 +48,7 @@ fn listener(
         kind: "VirtualService".into(),
     });
     IngressListener {
+        filters: Vec::new(),
         name: name.to_owned(),
         port,
         host,

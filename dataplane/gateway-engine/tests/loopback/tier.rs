@@ -320,6 +320,7 @@ async fn answer_with_headers(to: SocketAddr, host: &str, headers: &str) -> std::
 /// Alpha's Gateway: a host with a route to alpha's web, and a closed listener.
 fn gateway() -> Vec<Resource> {
     let listener = |name: &str, host: &str, is_open| IngressListener {
+        filters: Vec::new(),
         name: name.to_owned(),
         port: 80,
         host: Some(HostMatch::Suffix(host.to_owned())),

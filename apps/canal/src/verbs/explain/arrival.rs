@@ -284,6 +284,7 @@ pub(super) fn format_arrival(explained: &ArrivalExplanation) -> Value {
         "listener": explained.listener,
         "listeners": listeners.collect::<Vec<_>>(),
         "tls": explained.tls,
+        "filters": explained.filters,
         "rule": explained.rule.as_ref().map(ToString::to_string),
         "route": explained.route,
         "matches": explained.matches.iter().map(format_match).collect::<Vec<_>>(),

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use canal_gateway_io::clock::TICK;
 use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge};
+
+use crate::clock::TICK;
 
 /// Interval at which the watchdog checks the heartbeats. It is the interval of the heartbeats
 /// (`TICK`): more frequent checks would see the same ones again.
@@ -28,7 +29,7 @@ const _: () =
 
 /// Heartbeat of a worker; only that worker writes it.
 #[derive(Debug, Default)]
-pub(crate) struct Heartbeat {
+pub struct Heartbeat {
     beats: AtomicU64,
     is_ended: AtomicBool,
 }
@@ -36,12 +37,12 @@ pub(crate) struct Heartbeat {
 impl Heartbeat {
     /// Records one more iteration of the worker's loop.
     #[inline]
-    pub(crate) fn beat(&self) {
+    pub fn beat(&self) {
         self.beats.fetch_add(1, Relaxed);
     }
 
     /// Records an orderly end of the worker: no more heartbeats are expected.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.is_ended.store(true, Relaxed);
     }
 }
@@ -87,7 +88,7 @@ impl WatchedWorker {
 }
 
 /// Heartbeats of all workers of an engine.
-pub(crate) struct Watchdog {
+pub struct Watchdog {
     workers: Mutex<BTreeMap<usize, WatchedWorker>>,
     stuck: SharedGauge,
     stalls: SharedCounter,
@@ -95,7 +96,7 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Creates a watchdog without workers.
-    pub(crate) fn new(registry: &Registry) -> Self {
+    pub fn new(registry: &Registry) -> Self {
         let stuck = MetricFamily::new(
             "canal_gateway_workers_stuck",
             "Workers that have sent no heartbeat for about a second.",
@@ -114,12 +115,12 @@ impl Watchdog {
     }
 
     /// Expects heartbeats of the worker with this index from now on.
-    pub(crate) fn register(&self, worker: usize) -> Arc<Heartbeat> {
+    pub fn register(&self, worker: usize) -> Arc<Heartbeat> {
         self.workers().entry(worker).or_default().heartbeat.clone()
     }
 
     /// Returns the indices of the stuck workers.
-    pub(crate) fn stuck_workers(&self) -> Vec<usize> {
+    pub fn stuck_workers(&self) -> Vec<usize> {
         self.workers()
             .iter()
             .filter(|(_, worker)| worker.stuck_since.is_some())
@@ -167,7 +168,7 @@ impl Watchdog {
 
 /// Checks the heartbeats for as long as the engine lives. It must run on a thread that is not a
 /// worker's.
-pub(crate) async fn run(watchdog: Weak<Watchdog>) {
+pub async fn run(watchdog: Weak<Watchdog>) {
     let mut ticks = tokio::time::interval(WATCHDOG_INTERVAL);
     // Missed checks are not made up for, because several at once would count one silence more than
     // once.

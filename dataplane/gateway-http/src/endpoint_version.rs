@@ -1,11 +1,12 @@
 //! The HTTP version in which a request goes to its endpoint.
 
-use canal_gateway_http::head::{ClientProtocol, RequestInfo};
 use canal_model::program::AppProtocol;
+
+use crate::head::{ClientProtocol, RequestInfo};
 
 /// Decides the HTTP version towards the endpoint. `is_tls` says that the client uses TLS with the
 /// gateway.
-pub(super) fn decide_version(
+pub fn decide_version(
     protocol: AppProtocol,
     request: &RequestInfo,
     is_tls: bool,

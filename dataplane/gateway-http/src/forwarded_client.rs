@@ -3,13 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use canal_h1::FieldName;
-
-use super::gateway_attributes::RequestAttributes;
-
 /// The client of a request that has passed a number of trusted proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ForwardedClient {
+pub enum ForwardedClient {
     Address(IpAddr),
     /// The header has fewer addresses than there are proxies, so the request has not passed all of
     /// them.
@@ -18,17 +14,20 @@ pub(super) enum ForwardedClient {
     Invalid,
 }
 
+/// Passes each line of the header `x-forwarded-for` of a request to its argument, in order.
+pub type ForwardedLines<'a> = dyn Fn(&mut dyn FnMut(&[u8])) + 'a;
+
 /// Returns the client of a request that has passed `proxies` trusted proxies. As with Envoy's
 /// `xff_num_trusted_hops`, its address is the one at that place from the right.
-pub(super) fn forwarded_client(request: &dyn RequestAttributes, proxies: usize) -> ForwardedClient {
+pub fn forwarded_client(lines: &ForwardedLines<'_>, proxies: usize) -> ForwardedClient {
     let mut count = 0usize;
-    visit_elements(request, &mut |_| count += 1);
+    visit_elements(lines, &mut |_| count += 1);
     let Some(wanted) = count.checked_sub(proxies) else {
         return ForwardedClient::Direct;
     };
     // A client may send a long header, so only one element of it is parsed.
     let (mut place, mut client) = (0, ForwardedClient::Invalid);
-    visit_elements(request, &mut |element| {
+    visit_elements(lines, &mut |element| {
         if place == wanted {
             client = parse(element).map_or(ForwardedClient::Invalid, ForwardedClient::Address);
         }
@@ -39,8 +38,8 @@ pub(super) fn forwarded_client(request: &dyn RequestAttributes, proxies: usize) 
 
 /// Passes the elements of the header to `each` in order. Empty ones count for nothing (RFC 9110
 /// §5.6.1).
-fn visit_elements(request: &dyn RequestAttributes, each: &mut dyn FnMut(&[u8])) {
-    request.header(FieldName::XForwardedFor.text(), &mut |line| {
+fn visit_elements(lines: &ForwardedLines<'_>, each: &mut dyn FnMut(&[u8])) {
+    lines(&mut |line| {
         let elements = line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
         elements.filter(|it| !it.is_empty()).for_each(&mut *each);
     });
@@ -58,21 +57,6 @@ fn parse(element: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct HeaderLines(&'static [&'static str]);
-
-    impl RequestAttributes for HeaderLines {
-        fn method(&self) -> &[u8] {
-            b"GET"
-        }
-        fn path(&self) -> &[u8] {
-            b"/"
-        }
-        fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-            assert_eq!(name, "x-forwarded-for");
-            self.0.iter().for_each(|line| visit(line.as_bytes()));
-        }
-    }
 
     #[test]
     fn the_client_is_at_its_place_from_the_right() {
@@ -92,7 +76,10 @@ mod tests {
             (&["::ffff:192.0.2.1"], 1, address("192.0.2.1")),
             (&["192.0.2.1, unknown"], 1, ForwardedClient::Invalid),
         ] {
-            let found = forwarded_client(&HeaderLines(lines), proxies);
+            let visit = |each: &mut dyn FnMut(&[u8])| {
+                lines.iter().for_each(|line| each(line.as_bytes()));
+            };
+            let found = forwarded_client(&visit, proxies);
             assert_eq!(found, want, "{lines:?} behind {proxies}");
         }
     }
