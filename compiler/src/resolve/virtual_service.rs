@@ -346,11 +346,10 @@ impl VirtualServices<'_> {
             gateways: Vec::new(), // The point is one Service or Gateway: its bytes are above.
             costs: std::mem::take(&mut self.costs),
         };
-        // A broken object refuses all requests, also without a rule that could be read.
         let implied = spec
             .http
             .is_empty()
-            .then(|| EffectiveRule::implied(sourced));
+            .then(|| EffectiveRule::implied(sourced)); // A broken object refuses all requests.
         let delegates = &self.delegates;
         let written = implied.into_iter().chain(delegates.rules_of(sourced));
         let mut is_within = true;

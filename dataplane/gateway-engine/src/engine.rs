@@ -25,7 +25,6 @@ use crate::accept::{self, ListenerFds};
 use crate::config::GatewayConfig;
 use crate::rebalance;
 use crate::table_builds::TableBuilds;
-
 use crate::worker::{EngineShared, Handover};
 
 /// Reason why an engine did not start.
