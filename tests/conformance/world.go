@@ -184,7 +184,7 @@ func (w *world) hasFile(name string) bool {
 func (w *world) writeFile(name string, text []byte, object *unstructured.Unstructured) error {
 	if object.GetKind() == "Secret" {
 		var err error
-		if text, object, err = withWitness(name, text, object.GetNamespace()); err != nil {
+		if text, object, err = withWitness(text, object.GetNamespace()); err != nil {
 			return err
 		}
 	}
@@ -204,15 +204,14 @@ func (w *world) writeFile(name string, text []byte, object *unstructured.Unstruc
 	})
 }
 
-// withWitness adds a ConfigMap with the digest of a Secret's file to that file, and returns both. Canal
-// shows no content of Secrets, but it reads a file as a whole, so that a ConfigMap of this content proves
-// that the Secret of this content is read.
-func withWitness(name string, text []byte, namespace string) ([]byte, *unstructured.Unstructured, error) {
+// withWitness adds a ConfigMap to a Secret's file, whose name has the digest of the file, and returns
+// both. Canal shows no content of Secrets, but it reads a file as a whole, so that a ConfigMap of this name
+// proves that the Secret of this content is read.
+func withWitness(text []byte, namespace string) ([]byte, *unstructured.Unstructured, error) {
 	witness := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap",
-		"data": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(text))},
 	}}
-	witness.SetName("witness-" + strings.TrimSuffix(name, ".yaml"))
+	witness.SetName(fmt.Sprintf("witness-%x", sha256.Sum256(text)))
 	witness.SetNamespace(namespace)
 	added, err := yaml.Marshal(witness.Object)
 	return slices.Concat(text, []byte("---\n"), added), witness, err
