@@ -56,6 +56,9 @@ type RoutePlacement = (
     Option<Box<MatchedFilters>>,
 );
 
+/// A placement, and the filters of the listener that the request must pass before it has one.
+type PlacedRequest = (RoutePlacement, Option<Arc<[ListenerFilter]>>);
+
 impl RoutedRequest {
     fn new(
         session: &ClientSession,
@@ -178,7 +181,7 @@ fn place_request<R: RoutableRequest>(
     request: &R,
     passed: Option<PassedFilters<'_>>,
     texts: Option<&mut Box<LogFields>>,
-) -> Result<(RoutePlacement, Option<Arc<[ListenerFilter]>>), ProxyError> {
+) -> Result<PlacedRequest, ProxyError> {
     if is_of_earlier_listener(session, resolved)
         || session.tls && is_misdirected(session, resolved, request)
     {
