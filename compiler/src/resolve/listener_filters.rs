@@ -10,7 +10,7 @@ use canal_model::listener_filters::ListenerFilter;
 use canal_model::policy::listeners::GatewayListener;
 use canal_model::policy::{Document, ObjectKind};
 
-use super::destination::DestinationIndex;
+use super::destination::{DestinationIndex, RouteOrigin};
 use super::ingress::{FAULT_CHARACTERS_MAX, Ingress};
 use super::route_authorizers;
 use super::tenant_objects::TenantObjects;
@@ -83,8 +83,13 @@ impl ListenerObject<'_> {
             let Some(authorizer) = &filter.external_auth else {
                 continue;
             };
+            let origin = RouteOrigin {
+                kind: self.kind,
+                namespace: self.namespace,
+                consumed: None,
+            };
             let found = route_authorizers::read(authorizer, &|backend| {
-                destinations.of_backend_ref(self.kind, self.namespace, backend)
+                destinations.of_backend_ref(origin, backend)
             });
             let issue = match found {
                 Ok(authorizer) => {
