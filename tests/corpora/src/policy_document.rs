@@ -32,7 +32,7 @@ const LEFT_OUT: [(&str, &str); 2] = [
 ];
 
 /// Kinds of documents with a part of what Canal reports of them, and what the specification says.
-const REASONS: [(&str, &str, &str); 11] = [
+const REASONS: [(&str, &str, &str); 10] = [
     (
         "Gateway",
         "port 15008",
