@@ -201,9 +201,9 @@ mod tests {
         // Beta's routes are in a file; alpha's are applied by a step of the demo.
         for tenant in &topology.tenants {
             // alpha and beta have three pods of reviews (v1 to v3) for the steps that route by
-            // version. No step loads reviews of gamma.
+            // version, and alpha a v4 that fails. No step loads reviews of gamma.
             let (files, reviews) = match tenant.name.as_str() {
-                "alpha" => (1, 3),
+                "alpha" => (1, 4),
                 "beta" => (2, 3),
                 "outside" => (0, 0),
                 _ => (1, 0),

@@ -116,7 +116,9 @@ fn all_regular_expressions_of_a_service() {
     for hosts in ["[]", "[a.example.com, '*.example.com', b.example.com]"] {
         let mut rules = String::new();
         for number in 0..200 {
-            let pattern = format!("/{number}(abc|d[e-z]){{300}}");
+            // The first repetition suffices for a path: the longer it is, the sooner so large an
+            // automaton exceeds the work of one request (`REGEX_WORK_MAX`).
+            let pattern = format!("/{number}(abc|d[e-z]){{1,300}}");
             let header = "headers: [{name: x-a, value: '[ab]+', type: RegularExpression}]";
             write!(
                 rules,
@@ -130,7 +132,7 @@ fn all_regular_expressions_of_a_service() {
         let comparison = comparison(hosts, &rules);
         // The oracle compiles every expression again for every request, so few requests are enough.
         for (number, fits) in [(0, true), (1, true), (30, true), (199, false)] {
-            let path = format!("/{number}{}", "abc".repeat(300));
+            let path = format!("/{number}abc");
             for (header, holds) in [("ab", true), ("c", false)] {
                 assert_eq!(
                     is_split(&comparison, &get(&path, "a.example.com", Some(header))),
